@@ -105,7 +105,7 @@ void each_dtype(Body body) {
 struct CopiedRows {
     TensorView call, copy;  // strides in units
     int units;              // a row
-    int unit;               // bytes: 16, 8, 4 or 2
+    int unit;               // bytes: 16, 8, 4, 2 or 1
 
     static CopiedRows of(const TensorView& call, const TensorView& copy, int64_t columns, int64_t element) {
         const auto is_even = [&](const TensorView& x) {

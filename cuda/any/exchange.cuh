@@ -108,6 +108,7 @@ void each_copy_kernel(Body body) {
     body(8, copy_rows<uint64_t>);
     body(4, copy_rows<uint32_t>);
     body(2, copy_rows<uint16_t>);
+    body(1, copy_rows<uint8_t>);
 }
 
 // ---- sums ----
@@ -178,7 +179,7 @@ inline void copy_exchanged(const ExchangeCall& call, const RowsCopies& copies) {
     each_copy_kernel([&](int bytes, auto kernel) {
         ExchangeParams<CopyItem> params{};
         for (const RowsCopy& rows : copies) {
-            const CopiedRows x = CopiedRows::of(rows.from, rows.to, rows.columns, dtype_row(p.dtype).bytes);
+            const CopiedRows x = CopiedRows::of(rows.from, rows.to, rows.columns, rows.element);
             if (bytes == x.unit) params.add({ExchangeWork(p, rows.rows, x.units), x, rows.from_rows, rows.to_rows});
         }
         launch_exchange(kernel, call, params);

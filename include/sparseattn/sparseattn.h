@@ -693,6 +693,11 @@ SPATTN_API spattn_status spattn_cache_append(const spattn_context* context, cons
  *
  * The sums are float32 (float64 of such tensors), of parts that were rounded to the dtype, and rounded once: the rank's
  * own part first, then those of others in the order of ranks.
+ *
+ * With a dtype of float8_e4m3fn, k and v go as they are, a byte an element, and gradients come back as bfloat16. Where
+ * rows have scales, SPATTN_SHARDING_SCALES sends those of keys and values with them: then ranks may round their own
+ * tokens without a word to each other. Scales that all ranks know need not be sent: none, or one for each head that is
+ * the same everywhere, go to the passes as they are, with strides of 0. q_scales are the rank's own.
  */
 typedef struct spattn_sharding spattn_sharding;
 
@@ -701,9 +706,12 @@ enum spattn_split {
     SPATTN_SPLIT_ZIGZAG = 1      /* of twice as many shares rank r holds number r and, counted from the end, number r
                                     again, so that causal attention is as much work for all */
 };
+enum spattn_sharding_flags {
+    SPATTN_SHARDING_SCALES = 1 << 0 /* exchanges have scales, too: with a float8 dtype */
+};
 typedef struct spattn_sharding_options {
     uint32_t struct_size;
-    uint32_t flags;              /* 0 */
+    uint32_t flags;              /* spattn_sharding_flags */
     int32_t ranks, rank;         /* ranks >= 1, 0 <= rank < ranks: how many there are, and which one this is */
     spattn_enum split;           /* spattn_split: who holds which tokens; 0 with ranges */
     int32_t reserved;            /* 0 */
@@ -714,8 +722,9 @@ typedef struct spattn_sharding_options {
 /* Finds what each rank sees, and makes the plan of this one's queries. All ranks make theirs of equal pattern and
  * problem, and of options that differ in rank alone. problem: of all tokens, seq_q = seq_k, without SPATTN_PLAN_STARTS.
  * A sink's gradient has, on each rank, the part of its queries. stream: as of spattn_plan_create. SPATTN_E_RANGE for
- * ranges that leave a token out, hold it twice, or leave a rank without one, and for fewer tokens than ranks (with zigzag
- * twice as many); SPATTN_E_UNSUPPORTED for a cache; else as spattn_plan_create. */
+ * ranges that leave a token out, hold it twice, or leave a rank without one, for fewer tokens than ranks (with zigzag
+ * twice as many), and for scales where dtype is not float8; SPATTN_E_UNSUPPORTED for a cache; else as
+ * spattn_plan_create. */
 SPATTN_API spattn_status spattn_sharding_create(const spattn_context* context, const spattn_pattern* pattern,
                                                 const spattn_problem* problem, const spattn_sharding_options* options,
                                                 spattn_stream stream, spattn_sharding** result);
@@ -737,9 +746,11 @@ typedef struct spattn_peer { /* what goes between this rank and another: nothing
     uint32_t flags;
     int64_t tokens_sent, tokens_received; /* tokens whose keys and values go to it, and come from it */
     uint64_t sent_offset, sent_bytes, received_offset, received_bytes; /* its parts of the buffers */
+    uint64_t back_sent_offset, back_sent_bytes, back_received_offset, back_received_bytes; /* the same on the way back:
+                                             other numbers with a float8 dtype alone, as gradients are wider */
 } spattn_peer;
 SPATTN_API spattn_status spattn_sharding_peer(const spattn_sharding* sharding, int32_t rank, spattn_peer* result);
-/* Bytes of both buffers: where the parts of the last rank end. */
+/* Bytes of both buffers: where the parts of the last rank end, there or back, whichever is further. */
 SPATTN_API spattn_status spattn_sharding_buffers(const spattn_sharding* sharding, size_t* sent_bytes,
                                                  size_t* received_bytes);
 
@@ -760,11 +771,17 @@ typedef struct spattn_exchange_args {
     const spattn_tensor *seen_k, *seen_v;   /* the same of the tokens of `seen`. NULL in PACK */
     void* buffer;                           /* sent in PACK and ADD_GRADIENTS, else received. On the plan's device,
                                                aligned to 16 bytes; may be NULL where it has 0 bytes */
-    size_t buffer_bytes;                    /* as many as spattn_sharding_buffers says, or more */
-} spattn_exchange_args;                     /* v and seen_v are NULL with SPATTN_PLAN_VALUE_IN_KEY */
-/* Tensors are of the problem's dtype and axes, any strides. SPATTN_E_STATE for one that the step has no use for,
- * SPATTN_E_WORKSPACE for a buffer that is too short, SPATTN_E_LAYOUT for one off its alignment or for what overlaps an
- * output. Errors name gradients as the fields are named: "k", "seen_k". */
+    size_t buffer_bytes;                    /* as many as spattn_sharding_buffers says, or more; the step's own parts,
+                                               which spattn_peer has, are enough */
+    const spattn_tensor *k_scales, *v_scales; /* float32, with SPATTN_SHARDING_SCALES beside k and v of PACK and UNPACK,
+                                                 else NULL. Shaped as these without head_dim; strides may be 0 */
+    const spattn_tensor *seen_k_scales, *seen_v_scales; /* the same beside seen_k and seen_v of UNPACK, which writes
+                                                           them, each an own number */
+} spattn_exchange_args;                     /* v, seen_v and their scales are NULL with SPATTN_PLAN_VALUE_IN_KEY */
+/* Tensors are of the problem's axes, any strides, and of its dtype; gradients are bfloat16 where that is float8.
+ * SPATTN_E_STATE for one that the step has no use for, SPATTN_E_NULL for one that it lacks, SPATTN_E_WORKSPACE for a
+ * buffer that is too short, SPATTN_E_LAYOUT for one off its alignment or for what overlaps an output. Errors name
+ * gradients as the fields are named: "k", "seen_k". */
 SPATTN_API spattn_status spattn_exchange(const spattn_sharding* sharding, spattn_enum step,
                                          const spattn_exchange_args* args);
 

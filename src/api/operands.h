@@ -25,6 +25,9 @@ public:
 
     // [batch, heads, seq, dim] in the call's axes and the problem's dtype: THD has no batch.
     TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim);
+    // The same in another dtype.
+    TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim,
+                      spattn_dtype dtype);
     // [batch, heads_q, seq_q, head_dim] likewise, in the dtype that queries have: q.
     TensorView queries(const spattn_tensor* t, const char* argument, Use use);
     // [batch, heads_kv, seq_k, dim] likewise, in the dtype that keys have: k or v.
@@ -61,6 +64,8 @@ public:
     // no row.
     TensorView scales(const spattn_tensor* t, const char* argument, Use use, const Pools& pools);
     TensorView query_scales(const spattn_tensor* t, const char* argument);
+    // float32, [batch, heads, rows] in the call's axes, whatever the problem. Absent where it has no element.
+    TensorView scales_of_rows(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t rows);
 
     // Whether the tensor that was read last has no element: its data may be null.
     bool is_absent() const { return is_absent_; }
@@ -76,9 +81,6 @@ private:
         bool is_output = false;
     };
 
-    TensorView matrix(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t seq, int64_t dim,
-                      spattn_dtype dtype);
-    TensorView scales_of_rows(const spattn_tensor* t, const char* argument, Use use, int64_t heads, int64_t rows);
     bool has_no_tokens() const { return p_.sequences() == 0 || p_.seq_k == 0; }
     void check_output(size_t output) const;
     void check_device(const spattn_tensor& t, const char* argument) const;

@@ -9,6 +9,7 @@
 #include "api/guard.h"
 #include "api/problem.h"
 #include "core/cancel.h"
+#include "core/math.h"
 #include "plan/stage.h"
 #include "plan/token_rows.h"
 
@@ -23,9 +24,6 @@ Problem read_whole_problem(const spattn_problem& given) {
     const Problem p = read_problem(given);
     if (p.has_starts)
         fail(SPATTN_E_UNSUPPORTED, "problem.flags", "has SPATTN_PLAN_STARTS; accepted: problems without a cache");
-    if (p.float8_operands)
-        fail(SPATTN_E_UNSUPPORTED, "problem.dtype",
-             text("is ", describe_dtype(given.dtype), "; accepted: dtypes of 16 bits or more"));
     if (p.seq_q != p.seq_k)
         fail(SPATTN_E_RANGE, "problem.seq_q", text("is ", p.seq_q, "; accepted: seq_k, ", p.seq_k, ": all tokens"));
     if (p.q_offset != 0)
@@ -68,8 +66,15 @@ Holdings read_ranges(const spattn_sharding_options& options, int64_t seq) {
     return holdings;
 }
 
+void check_flags(uint32_t flags, const Problem& p) {
+    if (flags & ~uint32_t(SPATTN_SHARDING_SCALES))
+        fail(SPATTN_E_UNKNOWN_FIELD, "options.flags", text("is ", flags, "; accepted: 0 or SPATTN_SHARDING_SCALES"));
+    if (flags && !p.float8_operands)
+        fail(SPATTN_E_RANGE, "options.flags",
+             "is SPATTN_SHARDING_SCALES, and the problem's dtype is not of float8; accepted: 0");
+}
+
 Holdings read_holdings(const spattn_sharding_options& o, int64_t seq) {
-    if (o.flags) fail(SPATTN_E_UNKNOWN_FIELD, "options.flags", text("is ", o.flags, "; accepted: 0"));
     if (o.reserved) fail(SPATTN_E_UNKNOWN_FIELD, "options.reserved", text("is ", o.reserved, "; accepted: 0"));
     require_range(o.ranks, 1, most_ranks, "options.ranks");
     require_range(o.rank, 0, o.ranks - 1, "options.rank");
@@ -99,6 +104,8 @@ Ref<const spattn_sharding> make_sharding(const spattn_context& context, const Pa
     auto sharding = make_ref<spattn_sharding>();
     sharding->problem = read_whole_problem(problem);
     const Problem& p = sharding->problem;
+    check_flags(options.flags, p);
+    sharding->sends_scales = options.flags & SPATTN_SHARDING_SCALES;
     sharding->holdings = read_holdings(options, p.seq_k);
     pattern->check(pattern_extent(p));
     const Device& device = *context.device;
@@ -144,6 +151,18 @@ void check_rank(const spattn_sharding& sharding, int32_t rank) {
 }  // namespace spattn
 
 using namespace spattn;
+
+// Each token begins where rows of 16 bytes do, as far as its elements let it.
+TokenPart spattn_sharding::token_part(Way way) const {
+    constexpr int64_t row_alignment = 16, scale = sizeof(float);
+    const int64_t rows = problem.batch * problem.heads_kv, element = dtype(way).bits / 8;
+    TokenPart part{element, rows * problem.head_dim * element, 0, 0};
+    part.scales = part.bytes = part.values + (problem.value_in_key ? 0 : rows * problem.head_dim_v * element);
+    if (!has_scales(way)) return part;
+    part.scales = round_up(part.scales, scale);
+    part.bytes = round_up(part.scales + rows * scale * (problem.value_in_key ? 1 : 2), row_alignment);
+    return part;
+}
 
 extern "C" {
 
@@ -192,15 +211,19 @@ spattn_status spattn_sharding_peer(const spattn_sharding* sharding, int32_t rank
     return guard(__func__, [&] {
         check_rank(required(sharding, "sharding"), rank);
         const ExchangeLists& lists = sharding->lists;
-        const auto bytes = [&](int64_t tokens) { return uint64_t(tokens) * uint64_t(sharding->token_bytes()); };
-        const auto tokens = [&](const std::vector<int64_t>& first) {
-            return first[size_t(rank) + 1] - first[size_t(rank)];
-        };
+        const int64_t first_sent = lists.first_sent[size_t(rank)], first_received = lists.first_received[size_t(rank)];
         spattn_peer peer{};
-        peer.tokens_sent = tokens(lists.first_sent), peer.tokens_received = tokens(lists.first_received);
-        peer.sent_offset = bytes(lists.first_sent[size_t(rank)]);
-        peer.received_offset = bytes(lists.first_received[size_t(rank)]);
-        peer.sent_bytes = bytes(peer.tokens_sent), peer.received_bytes = bytes(peer.tokens_received);
+        peer.tokens_sent = lists.first_sent[size_t(rank) + 1] - first_sent;
+        peer.tokens_received = lists.first_received[size_t(rank) + 1] - first_received;
+        const auto bytes = [&](int64_t tokens, Way way) {
+            return uint64_t(tokens) * uint64_t(sharding->token_part(way).bytes);
+        };
+        peer.sent_offset = bytes(first_sent, Way::there), peer.sent_bytes = bytes(peer.tokens_sent, Way::there);
+        peer.received_offset = bytes(first_received, Way::there);
+        peer.received_bytes = bytes(peer.tokens_received, Way::there);
+        peer.back_sent_offset = bytes(first_sent, Way::back), peer.back_sent_bytes = bytes(peer.tokens_sent, Way::back);
+        peer.back_received_offset = bytes(first_received, Way::back);
+        peer.back_received_bytes = bytes(peer.tokens_received, Way::back);
         write_struct(result, peer, "result");
     });
 }
@@ -210,8 +233,10 @@ spattn_status spattn_sharding_buffers(const spattn_sharding* sharding, size_t* s
         const ExchangeLists& lists = required(sharding, "sharding").lists;
         required(sent_bytes, "sent_bytes");
         required(received_bytes, "received_bytes");
-        *sent_bytes = lists.sent.size() * size_t(sharding->token_bytes());
-        *received_bytes = lists.received.size() * size_t(sharding->token_bytes());
+        const int64_t there = sharding->token_part(Way::there).bytes, back = sharding->token_part(Way::back).bytes;
+        const auto most = size_t(std::max(there, back));
+        *sent_bytes = lists.sent.size() * most;
+        *received_bytes = lists.received.size() * most;
     });
 }
 

@@ -5,14 +5,30 @@
 #include "api/plan.h"
 #include "plan/sharding.h"
 
+namespace spattn {
+
+// Keys and values go there, and their gradients come back.
+enum class Way { there, back };
+
+// The part of a token in the buffers, in bytes: its keys of all batch entries and heads, its values, scales of both.
+struct TokenPart {
+    int64_t element;         // of keys and values
+    int64_t values, scales;  // where they begin
+    int64_t bytes;           // of all
+};
+
+}  // namespace spattn
+
 struct spattn_sharding : spattn::RefCounted {
-    // The part of a token in the buffers: its keys of all batch entries and heads, then its values.
-    int64_t token_elements() const {
-        return problem.batch * problem.heads_kv * (problem.head_dim + (problem.value_in_key ? 0 : problem.head_dim_v));
+    bool has_scales(spattn::Way way) const { return sends_scales && way == spattn::Way::there; }
+    spattn_dtype dtype(spattn::Way way) const {
+        return problem.float8_operands && way == spattn::Way::there ? spattn::dtype_float8
+                                                                   : spattn::dtype_row(problem.dtype).wire;
     }
-    int64_t token_bytes() const { return token_elements() * spattn::dtype_row(problem.dtype).bytes; }
+    spattn::TokenPart token_part(spattn::Way way) const;
 
     spattn::Problem problem;  // of all tokens
+    bool sends_scales;        // one of each row, beside what it is the scale of
     spattn::Holdings holdings;
     spattn::Intervals seen;   // the tokens of the keys that the plan takes
     int64_t keys;             // how many these are

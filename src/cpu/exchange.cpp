@@ -18,12 +18,15 @@ template <class Rows>
 class RowsWork {
 public:
     RowsWork(const ExchangeCall& call, const Rows& rows)
-        : rows_(rows), p_(*call.problem), element_(dtype_row(p_.dtype).bytes) {
+        : rows_(rows), p_(*call.problem), element_(element_of(rows)) {
         stretch_ = tokens_of_stretch(p_.batch * p_.heads_kv * rows.columns * element_);
         share(*call.parallel, *this, ceil_div(rows.rows, stretch_), &RowsWork::make_stretch);
     }
 
 private:
+    int64_t element_of(const RowsCopy& copy) const { return copy.element; }
+    int64_t element_of(const RowsSum&) const { return dtype_row(p_.dtype).bytes; }
+
     void make_stretch(int64_t number) {
         const int64_t end = std::min((number + 1) * stretch_, rows_.rows);
         for (int64_t row = number * stretch_; row < end; ++row)

@@ -10,7 +10,7 @@ namespace spattn {
 struct RowsCopy {
     TensorView from, to;
     const int32_t *from_rows, *to_rows;
-    int64_t rows, columns;
+    int64_t rows, columns, element;  // element: bytes
 };
 
 // Row to_rows[i] of `to` becomes the sum of row own_rows[i] of `own`, which may be the same, and of the rows of `parts`
@@ -21,10 +21,10 @@ struct RowsSum {
     int64_t rows, columns;
 };
 
-// What one step moves: keys and values, of the rank's own tokens and of others'.
+// What one step moves: keys, values and scales of both, of the rank's own tokens and of others'.
 template <class Rows>
 struct RowsTogether {
-    static constexpr int most = 4;
+    static constexpr int most = 8;
     Rows all[most];
     int count = 0;
 
@@ -37,7 +37,7 @@ struct RowsTogether {
 using RowsCopies = RowsTogether<RowsCopy>;
 using RowsSums = RowsTogether<RowsSum>;
 
-// Rows are those of all batch entries and kv heads of a problem, in its dtype.
+// Rows are those of all batch entries and kv heads of a problem. Sums are of its dtype; copies say what they are of.
 struct ExchangeCall {
     const Problem* problem;
     Parallel* parallel;  // CPU

@@ -6,148 +6,25 @@
 #include <cstring>
 #include <numeric>
 
+#include "abi/rank_tensors.h"
+
 namespace abi {
 namespace {
 
 constexpr int64_t together = 128;  // tokens that are sent together
-constexpr spattn_dtype f16{SPATTN_FLOAT, 16, 1};
-
-// ---- elements: multiples of 1/8 from -1 to 1 are exact in every dtype, and so are their sums ----
-
-template <class To, class From>
-To bits_of(From x) {
-    To bits;
-    static_assert(sizeof bits == sizeof x);
-    std::memcpy(&bits, &x, sizeof x);
-    return bits;
-}
-
-void write_element(spattn_dtype dtype, char* to, double x) {
-    const auto single = float(x);
-    if (dtype.bits == 64) std::memcpy(to, &x, 8);
-    else if (dtype.bits == 32) std::memcpy(to, &single, 4);
-    else if (dtype.code == SPATTN_BFLOAT) {
-        const auto bits = uint16_t(bits_of<uint32_t>(single) >> 16);
-        std::memcpy(to, &bits, 2);
-    } else {
-        int exponent = 0;
-        const double fraction = std::frexp(std::fabs(x), &exponent);  // from 0.5 to 1
-        const auto size = x == 0 ? 0 : (exponent + 14) * 1024 + int(std::ldexp(fraction, 11)) - 1024;
-        const auto bits = uint16_t(size | (x < 0 ? 0x8000 : 0));
-        std::memcpy(to, &bits, 2);
-    }
-}
-
-double read_element(spattn_dtype dtype, const char* from) {
-    if (dtype.bits == 64) return bits_of<double>(*reinterpret_cast<const uint64_t*>(from));
-    if (dtype.bits == 32) return bits_of<float>(*reinterpret_cast<const uint32_t*>(from));
-    const uint16_t bits = *reinterpret_cast<const uint16_t*>(from);
-    if (dtype.code == SPATTN_BFLOAT) return bits_of<float>(uint32_t(bits) << 16);
-    const int exponent = bits >> 10 & 31, digits = bits & 1023;
-    const double size = exponent == 31 ? (digits ? NAN : HUGE_VAL)
-                        : exponent     ? std::ldexp(1024 + digits, exponent - 25)
-                                       : std::ldexp(digits, -24);
-    return bits & 0x8000 ? -size : size;
-}
-
-// ---- tensors of one rank ----
-
-// Elements [batch, heads, tokens, columns] as the problem's axes have them, or without columns [batch, heads, tokens].
-class Operand {
-public:
-    struct Sizes {
-        int64_t batch, heads, tokens, columns;  // columns 0: none
-    };
-
-    Operand(const RankDevice& on, spattn_enum axes, spattn_dtype dtype, const Sizes& sizes, int64_t spacing = 1)
-        : on_(on), sizes_(sizes), dtype_(dtype), bytes_(size_t(count() * spacing) * dtype.bits / 8 + 16, untouched) {
-        const auto [b, h, t, c] = sizes;
-        int64_t by_batch = 0, by_head = 0, by_token = 0;
-        if (!c) shape_ = {b, h, t}, by_batch = h * t, by_head = t, by_token = 1;
-        else if (axes == SPATTN_BHSD) shape_ = {b, h, t, c}, by_batch = h * t * c, by_head = t * c, by_token = c;
-        else shape_ = {b, t, h, c}, by_batch = h * t * c, by_head = c, by_token = h * c;
-        if (axes == SPATTN_THD) shape_.erase(shape_.begin());
-        steps_ = {by_batch * spacing, by_head * spacing, by_token * spacing, spacing};
-        strides_.resize(shape_.size());
-        int64_t step = spacing;
-        for (size_t i = shape_.size(); i-- > 0; step *= shape_[i]) strides_[i] = step;
-        void* const memory = on.allocate(bytes_.size());
-        view_ = {memory, on.device, int32_t(shape_.size()), dtype, shape_.data(), strides_.data(), 0};
-        send();
-    }
-    ~Operand() { on_.release(view_.data); }
-    Operand(const Operand&) = delete;
-
-    const spattn_tensor* view() const { return &view_; }
-    const Sizes& sizes() const { return sizes_; }
-    void send() { on_.copy(view_.data, bytes_.data(), bytes_.size()); }
-    void receive() { on_.copy(bytes_.data(), view_.data, bytes_.size()); }
-
-    double at(int64_t b, int64_t h, int64_t t, int64_t c) const { return read_element(dtype_, element(b, h, t, c)); }
-    void set(int64_t b, int64_t h, int64_t t, int64_t c, double x) {
-        write_element(dtype_, const_cast<char*>(element(b, h, t, c)), x);
-    }
-    // Whether nobody has written the element.
-    bool is_untouched(int64_t b, int64_t h, int64_t t, int64_t c) const {
-        const char* const x = element(b, h, t, c);
-        return std::all_of(x, x + dtype_.bits / 8, [](char byte) { return byte == untouched; });
-    }
-    // body(batch, head, column) for each element of a token.
-    template <class Body>
-    void each(Body body) const {
-        for (int64_t b = 0; b < sizes_.batch; ++b)
-            for (int64_t h = 0; h < sizes_.heads; ++h)
-                for (int64_t c = 0; c < std::max<int64_t>(sizes_.columns, 1); ++c) body(b, h, c);
-    }
-    // The tokens of `from` in this order.
-    void take(const Operand& from, const std::vector<int64_t>& tokens) {
-        for (size_t row = 0; row < tokens.size(); ++row)
-            each([&](int64_t b, int64_t h, int64_t c) { set(b, h, int64_t(row), c, from.at(b, h, tokens[row], c)); });
-        send();
-    }
-    void draw(uint32_t seed, double unit = 0.125) {
-        std::mt19937 random(seed);
-        for (int64_t t = 0; t < sizes_.tokens; ++t)
-            each([&](int64_t b, int64_t h, int64_t c) { set(b, h, t, c, (int(random() % 17) - 8) * unit); });
-        send();
-    }
-
-private:
-    int64_t count() const { return sizes_.batch * sizes_.heads * sizes_.tokens * std::max<int64_t>(sizes_.columns, 1); }
-    const char* element(int64_t b, int64_t h, int64_t t, int64_t c) const {
-        const int64_t at = b * steps_[0] + h * steps_[1] + t * steps_[2] + c * steps_[3];
-        return bytes_.data() + at * dtype_.bits / 8;
-    }
-
-    static constexpr char untouched = char(0xff);  // NaN, of such bytes alone
-
-    const RankDevice& on_;
-    Sizes sizes_;
-    spattn_dtype dtype_;
-    std::vector<int64_t> shape_, strides_;
-    std::array<int64_t, 4> steps_{};
-    std::vector<char> bytes_;
-    spattn_tensor view_;
-};
-
-struct Memory {
-    Memory(const RankDevice& on, size_t bytes) : on(on), bytes(bytes), data(on.allocate(bytes + 16)) {}
-    ~Memory() { on.release(data); }
-    Memory(const Memory&) = delete;
-    const RankDevice& on;
-    size_t bytes;
-    void* data;
-};
 
 // One rank: what it holds, and room for what it sees.
 struct Rank {
     Rank(const RankDevice& on, Sharding made, const spattn_problem& p, int64_t tokens, int64_t spacing)
-        : on(on), sharding(std::move(made)), keys(seen_of(sharding.get())),
+        : on(on), sharding(std::move(made)), keys(seen_of(sharding.get())), has_values(has_values_of(p)),
           held{p.batch, p.heads_kv, tokens, p.head_dim}, seen{p.batch, p.heads_kv, int64_t(keys.size()), p.head_dim},
           k(on, p.axes, p.dtype, held, spacing), v(on, p.axes, p.dtype, values(held, p), spacing),
-          dk(on, p.axes, p.dtype, held, spacing), dv(on, p.axes, p.dtype, values(held, p), spacing),
+          dk(on, p.axes, result_dtype(p.dtype), held, spacing),
+          dv(on, p.axes, result_dtype(p.dtype), values(held, p), spacing),
           seen_k(on, p.axes, p.dtype, seen), seen_v(on, p.axes, p.dtype, values(seen, p)),
-          seen_dk(on, p.axes, p.dtype, seen), seen_dv(on, p.axes, p.dtype, values(seen, p)) {
+          seen_dk(on, p.axes, result_dtype(p.dtype), seen), seen_dv(on, p.axes, result_dtype(p.dtype), values(seen, p)),
+          k_scales(on, p.axes, held), v_scales(on, p.axes, held), seen_k_scales(on, p.axes, seen),
+          seen_v_scales(on, p.axes, seen) {
         size_t bytes[2] = {};
         succeed(spattn_sharding_buffers(sharding.get(), &bytes[0], &bytes[1]), "buffers");
         sent = std::make_unique<Memory>(on, bytes[0]), received = std::make_unique<Memory>(on, bytes[1]);
@@ -183,8 +60,10 @@ struct Rank {
         return found;
     }
 
+    static bool has_values_of(const spattn_problem& p) { return !(p.flags & SPATTN_PLAN_VALUE_IN_KEY); }
+
     // in_place: sums of gradients go to where this rank's own are.
-    void exchange(spattn_enum step, bool has_values, bool in_place = false) {
+    void exchange(spattn_enum step, bool in_place = false) {
         const bool is_back = step == SPATTN_EXCHANGE_PACK_GRADIENTS || step == SPATTN_EXCHANGE_ADD_GRADIENTS;
         const bool is_sent = step == SPATTN_EXCHANGE_PACK || step == SPATTN_EXCHANGE_ADD_GRADIENTS;
         const Memory& buffer = is_sent ? *sent : *received;
@@ -197,6 +76,14 @@ struct Rank {
             args.seen_k = (is_back ? seen_dk : seen_k).view();
             if (has_values) args.seen_v = (is_back ? seen_dv : seen_v).view();
         }
+        if (sends_scales && !is_back) {
+            args.k_scales = k_scales.view();
+            if (has_values) args.v_scales = v_scales.view();
+            if (step == SPATTN_EXCHANGE_UNPACK) {
+                args.seen_k_scales = seen_k_scales.view();
+                if (has_values) args.seen_v_scales = seen_v_scales.view();
+            }
+        }
         args.buffer = buffer.data, args.buffer_bytes = buffer.bytes;
         succeed(spattn_exchange(sharding.get(), step, &args), "exchange");
     }
@@ -204,8 +91,10 @@ struct Rank {
     const RankDevice& on;
     Sharding sharding;
     std::vector<int64_t> keys;  // their tokens
+    bool has_values, sends_scales = false;
     Operand::Sizes held, seen;
     Operand k, v, dk, dv, seen_k, seen_v, seen_dk, seen_dv;
+    Scales k_scales, v_scales, seen_k_scales, seen_v_scales;
     std::unique_ptr<Memory> sent, received;
 };
 using Ranks = std::vector<std::unique_ptr<Rank>>;
@@ -223,24 +112,29 @@ void carry(const Ranks& ranks, bool is_back) {
             const spattn_peer out = peer_of(*ranks[from], to), in = peer_of(*ranks[to], from);
             CHECK_EQ(out.tokens_sent, in.tokens_received);
             CHECK_EQ(out.sent_bytes, in.received_bytes);
+            CHECK_EQ(out.back_sent_bytes, in.back_received_bytes);
             if (from == to) CHECK_EQ(out.tokens_sent, int64_t(0));
-            char* const sent = static_cast<char*>(ranks[from]->sent->data) + out.sent_offset;
-            char* const received = static_cast<char*>(ranks[to]->received->data) + in.received_offset;
-            CHECK(out.sent_offset + out.sent_bytes <= ranks[from]->sent->bytes);
-            if (is_back) ranks[0]->on.copy(sent, received, out.sent_bytes);
-            else ranks[0]->on.copy(received, sent, out.sent_bytes);
+            const uint64_t bytes = is_back ? out.back_sent_bytes : out.sent_bytes;
+            const uint64_t from_there = is_back ? out.back_sent_offset : out.sent_offset;
+            const uint64_t from_here = is_back ? in.back_received_offset : in.received_offset;
+            char* const sent = static_cast<char*>(ranks[from]->sent->data) + from_there;
+            char* const received = static_cast<char*>(ranks[to]->received->data) + from_here;
+            CHECK(from_there + bytes <= ranks[from]->sent->bytes);
+            CHECK(from_here + bytes <= ranks[to]->received->bytes);
+            if (is_back) ranks[0]->on.copy(sent, received, bytes);
+            else ranks[0]->on.copy(received, sent, bytes);
         }
 }
 
-void exchange_keys(const Ranks& ranks, bool has_values) {
-    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_PACK, has_values);
+void exchange_keys(const Ranks& ranks) {
+    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_PACK);
     carry(ranks, false);
-    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_UNPACK, has_values);
+    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_UNPACK);
 }
-void exchange_gradients(const Ranks& ranks, bool has_values) {
-    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_PACK_GRADIENTS, has_values);
+void exchange_gradients(const Ranks& ranks) {
+    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_PACK_GRADIENTS);
     carry(ranks, true);
-    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, has_values);
+    for (const auto& rank : ranks) rank->exchange(SPATTN_EXCHANGE_ADD_GRADIENTS);
 }
 
 // One plan's run: forward, and backward with a gradient of all results.
@@ -248,10 +142,15 @@ struct Run {
     Run(const RankDevice& on, const spattn_problem& p, int64_t queries, spattn_dtype dtype)
         : dim_v(p.head_dim_v ? p.head_dim_v : p.head_dim),
           q(on, p.axes, dtype, {p.batch, p.heads_q, queries, p.head_dim}),
-          out(on, p.axes, dtype, {p.batch, p.heads_q, queries, dim_v}),
-          dout(on, p.axes, dtype, {p.batch, p.heads_q, queries, dim_v}),
-          dq(on, p.axes, dtype, {p.batch, p.heads_q, queries, p.head_dim}),
-          lse(on, p.axes, f32, {p.batch, p.heads_q, queries, 0}) {}
+          out(on, p.axes, result_dtype(dtype), {p.batch, p.heads_q, queries, dim_v}),
+          dout(on, p.axes, result_dtype(dtype), {p.batch, p.heads_q, queries, dim_v}),
+          dq(on, p.axes, result_dtype(dtype), {p.batch, p.heads_q, queries, p.head_dim}),
+          lse(on, p.axes, f32, {p.batch, p.heads_q, queries, 0}), q_scales(on, p.axes, q.sizes()) {}
+
+    // From now on keys, values and the queries above have these.
+    void scale(const Scales& of_k, const Scales* of_v) {
+        scales = {q_scales.view(), of_k.view(), of_v ? of_v->view() : nullptr};
+    }
 
     void make(const spattn_plan* plan, const RankDevice& on, const Operand& k, const Operand* v, const Operand& dk,
               const Operand* dv) {
@@ -268,17 +167,21 @@ struct Run {
         auto forward = sized<spattn_forward_args>();
         forward.q = q.view(), forward.k = k.view(), forward.v = v ? v->view() : nullptr;
         forward.out = out.view(), forward.lse = lse.view();
+        forward.q_scales = scales[0], forward.k_scales = scales[1], forward.v_scales = scales[2];
         with_workspace(SPATTN_OP_FORWARD, forward, spattn_forward);
         auto backward = sized<spattn_backward_args>();
         backward.q = q.view(), backward.k = k.view(), backward.v = forward.v, backward.out = out.view();
         backward.lse = lse.view(), backward.dout = dout.view(), backward.dq = dq.view();
         backward.dk = dk.view(), backward.dv = dv ? dv->view() : nullptr;
+        backward.q_scales = scales[0], backward.k_scales = scales[1], backward.v_scales = scales[2];
         with_workspace(SPATTN_OP_BACKWARD, backward, spattn_backward);
         for (Operand* x : {&out, &lse, &dq}) x->receive();
     }
 
     int64_t dim_v;
     Operand q, out, dout, dq, lse;
+    Scales q_scales;
+    std::array<const spattn_tensor*, 3> scales{};
 };
 
 // Whether row i of `found` is token tokens[i] of `wanted`, as far as the dtype lets it.
@@ -341,7 +244,8 @@ DrawnSharding::DrawnSharding(drawn::Random& random, int64_t longest)
     p.seq_q = p.seq_k = random.in(10, longest);
     p.head_dim = random.one_in(2) ? 8 * random.in(1, 4) : random.in(1, 20);
     p.head_dim_v = random.one_in(2) ? 0 : random.in(1, p.head_dim);
-    p.dtype = std::array{f32, f64, bf16, f16}[size_t(random.in(0, 3))];
+    p.dtype = std::array{f32, f64, bf16, f16, float8}[size_t(random.in(0, 4))];
+    if (p.dtype.bits == 8) scaled_ = std::array{Scaled::never, Scaled::heads, Scaled::rows}[size_t(random.in(0, 2))];
     if (random.one_in(5)) p.flags |= SPATTN_PLAN_VALUE_IN_KEY;
     if (random.one_in(3)) p.flags |= SPATTN_PLAN_DETERMINISTIC;
     drawn::Builder builder(random, {p.batch, p.heads_q, p.seq_q, p.seq_k, 0}, random.in(1, 1 + longest / 60));
@@ -388,7 +292,8 @@ std::string DrawnSharding::name() const {
     text += ", " + std::to_string(p.seq_k) + " tokens, axes " + std::to_string(p.axes) + ", batch " +
             std::to_string(p.batch) + ", heads " + std::to_string(p.heads_q) + " on " + std::to_string(p.heads_kv) +
             ", dims " + std::to_string(p.head_dim) + " and " + std::to_string(p.head_dim_v) + ", " +
-            std::to_string(p.dtype.bits) + " bits of code " + std::to_string(p.dtype.code) + ", flags " +
+            std::to_string(p.dtype.bits) + " bits of code " + std::to_string(p.dtype.code) + ", scales " +
+            std::to_string(int(scaled_)) + ", flags " +
             std::to_string(p.flags) + ", " + std::to_string(ranks()) + " ranks, split " + std::to_string(split_);
     for (const int64_t number : ranges_) text += ' ' + std::to_string(number);
     return text;
@@ -397,6 +302,7 @@ std::string DrawnSharding::name() const {
 Sharding DrawnSharding::make(const spattn_context* context, int32_t rank) const {
     auto options = sized<spattn_sharding_options>();
     options.ranks = ranks(), options.rank = rank, options.split = split_;
+    options.flags = scaled_ == Scaled::rows ? SPATTN_SHARDING_SCALES : 0;
     const int64_t shape[] = {int64_t(ranges_.size() / 3), 3};
     const spattn_tensor view{const_cast<int64_t*>(ranges_.data()), {SPATTN_CPU, 0}, 2, i64, shape, nullptr, 0};
     if (!ranges_.empty()) options.ranges = &view;
@@ -429,35 +335,46 @@ std::vector<std::vector<bool>> DrawnSharding::find_seen() const {
 
 void DrawnSharding::check_exchange(const spattn_context* context, const RankDevice& on) const {
     const spattn_problem& p = problem_;
-    const bool has_values = !(p.flags & SPATTN_PLAN_VALUE_IN_KEY);
     const auto seen = find_seen();
     const Operand::Sizes whole{p.batch, p.heads_kv, p.seq_k, p.head_dim};
     Operand k(on, p.axes, p.dtype, whole), v(on, p.axes, p.dtype, Rank::values(whole, p));
-    k.draw(seed_), v.draw(seed_ + 1);
+    Scales k_scales(on, p.axes, whole), v_scales(on, p.axes, whole);
+    k.draw(seed_), v.draw(seed_ + 1), k_scales.draw(seed_ + 20, false), v_scales.draw(seed_ + 21, false);
     Ranks all;
     for (int32_t rank = 0; rank < ranks(); ++rank) {
         const std::vector<int64_t>& held = tokens_[size_t(rank)];
         all.push_back(std::make_unique<Rank>(on, make(context, rank), p, int64_t(held.size()), spacing_));
+        all.back()->sends_scales = scaled_ == Scaled::rows;
         all.back()->k.take(k, held), all.back()->v.take(v, held);
+        all.back()->k_scales.numbers().take(k_scales.numbers(), held);
+        all.back()->v_scales.numbers().take(v_scales.numbers(), held);
         // In another order, sums of these would be other numbers where they are not rounded to 16 bits.
-        const double unit = p.dtype.bits == 16 ? 0.125 : 0.1;
+        const double unit = result_dtype(p.dtype).bits == 16 ? 0.125 : 0.1;
         all.back()->seen_dk.draw(seed_ + 2 + uint32_t(rank), unit);
         all.back()->seen_dv.draw(seed_ + 9 + uint32_t(rank), unit);
     }
-    exchange_keys(all, has_values);
-    exchange_gradients(all, has_values);
+    exchange_keys(all);
+    exchange_gradients(all);
     for (size_t rank = 0; rank < all.size(); ++rank) {
         std::vector<bool> there = seen[rank];
         for (const int64_t token : tokens_[rank]) there[size_t(token)] = true;
         const std::vector<int64_t>& keys = all[rank]->keys;
         for (int64_t t = 0; t < p.seq_k; ++t) CHECK(!there[size_t(t)] || all[rank]->key_of(t) >= 0);
-        const auto check = [&](Operand& seen_x, const Operand& whole, Operand& sum, auto gradient) {
-            seen_x.receive(), sum.receive();
-            bool arrives = true, adds_up = true;
+        const auto check_arrival = [&](Operand& seen_x, const Operand& whole, bool is_sent = true) {
+            seen_x.receive();
+            bool arrives = true;
             seen_x.each([&](int64_t b, int64_t h, int64_t c) {
                 for (size_t key = 0; key < keys.size(); ++key)
-                    arrives &= there[size_t(keys[key])] ? seen_x.at(b, h, int64_t(key), c) == whole.at(b, h, keys[key], c)
-                                                        : seen_x.is_untouched(b, h, int64_t(key), c);
+                    arrives &= is_sent && there[size_t(keys[key])]
+                                   ? seen_x.at(b, h, int64_t(key), c) == whole.at(b, h, keys[key], c)
+                                   : seen_x.is_untouched(b, h, int64_t(key), c);
+            });
+            CHECK(arrives);
+        };
+        const auto check_sums = [&](Operand& sum, auto gradient) {
+            sum.receive();
+            bool adds_up = true;
+            sum.each([&](int64_t b, int64_t h, int64_t c) {
                 for (size_t row = 0; row < tokens_[rank].size(); ++row) {
                     const int64_t t = tokens_[rank][row];
                     const auto part_of = [&](const Rank& r) { return gradient(r).at(b, h, r.key_of(t), c); };
@@ -470,25 +387,26 @@ void DrawnSharding::check_exchange(const spattn_context* context, const RankDevi
                     adds_up &= sum.at(b, h, int64_t(row), c) == wanted;
                 }
             });
-            CHECK(arrives);
             CHECK(adds_up);
         };
-        check(all[rank]->seen_k, k, all[rank]->dk, [](const Rank& r) -> const Operand& { return r.seen_dk; });
-        if (has_values)
-            check(all[rank]->seen_v, v, all[rank]->dv, [](const Rank& r) -> const Operand& { return r.seen_dv; });
+        Rank& here = *all[rank];
+        check_arrival(here.seen_k, k), check_arrival(here.seen_v, v, has_values());
+        check_arrival(here.seen_k_scales.numbers(), k_scales.numbers(), here.sends_scales);
+        check_arrival(here.seen_v_scales.numbers(), v_scales.numbers(), here.sends_scales && has_values());
+        check_sums(here.dk, [](const Rank& r) -> const Operand& { return r.seen_dk; });
+        if (has_values()) check_sums(here.dv, [](const Rank& r) -> const Operand& { return r.seen_dv; });
     }
     for (size_t rank = 0; rank < all.size(); ++rank) {
-        all[rank]->exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, has_values, true);
+        all[rank]->exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, true);
         const std::vector<int64_t> own = all[rank]->keys_of(tokens_[rank]);
         CHECK(takes_sums(all[rank]->seen_dk, all[rank]->dk, own));
-        if (has_values) CHECK(takes_sums(all[rank]->seen_dv, all[rank]->dv, own));
+        if (has_values()) CHECK(takes_sums(all[rank]->seen_dv, all[rank]->dv, own));
     }
 }
 
 void DrawnSharding::check_attention(const spattn_context* context, const RankDevice& on,
                                     const spattn_context* truth) const {
     const spattn_problem& p = problem_;
-    const bool has_values = !(p.flags & SPATTN_PLAN_VALUE_IN_KEY);
     // The truth, of operands that are exact in float64.
     spattn_problem exactly = p;
     exactly.dtype = f64, exactly.flags |= SPATTN_PLAN_REFERENCE;
@@ -498,37 +416,53 @@ void DrawnSharding::check_attention(const spattn_context* context, const RankDev
     Operand dk(host, p.axes, f64, sizes), dv(host, p.axes, f64, values);
     Run whole(host, p, p.seq_q, f64);
     k.draw(seed_), v.draw(seed_ + 1), whole.q.draw(seed_ + 2), whole.dout.draw(seed_ + 3);
+    Scales k_scales(host, p.axes, sizes), v_scales(host, p.axes, sizes);
+    k_scales.draw(seed_ + 20, scaled_ == Scaled::heads), v_scales.draw(seed_ + 21, scaled_ == Scaled::heads);
+    whole.q_scales.draw(seed_ + 22, scaled_ == Scaled::heads);
+    Operand elements_of_q(host, p.axes, f64, whole.q.sizes()), elements_of_k(host, p.axes, f64, sizes),
+        elements_of_v(host, p.axes, f64, values);
+    elements_of_q.draw(seed_ + 2), elements_of_k.draw(seed_), elements_of_v.draw(seed_ + 1);
+    if (scaled_ != Scaled::never)
+        whole.q.multiply(whole.q_scales.numbers()), k.multiply(k_scales.numbers()), v.multiply(v_scales.numbers());
     const Plan plan = make_plan(truth, model_.pattern.get(), exactly);
-    whole.make(plan.get(), host, k, has_values ? &v : nullptr, dk, has_values ? &dv : nullptr);
+    whole.make(plan.get(), host, k, has_values() ? &v : nullptr, dk, has_values() ? &dv : nullptr);
     dk.receive(), dv.receive();
 
     Ranks all;
     for (int32_t rank = 0; rank < ranks(); ++rank) {
         const std::vector<int64_t>& held = tokens_[size_t(rank)];
         all.push_back(std::make_unique<Rank>(on, make(context, rank), p, int64_t(held.size()), spacing_));
-        all.back()->k.take(k, held), all.back()->v.take(v, held);
+        Rank& made = *all.back();
+        made.sends_scales = scaled_ == Scaled::rows;
+        made.k.take(elements_of_k, held), made.v.take(elements_of_v, held);
+        made.k_scales.numbers().take(k_scales.numbers(), held), made.v_scales.numbers().take(v_scales.numbers(), held);
+        if (scaled_ != Scaled::heads) continue;
+        made.seen_k_scales.numbers().take(k_scales.numbers(), {0}), made.seen_k_scales.repeat_first();
+        made.seen_v_scales.numbers().take(v_scales.numbers(), {0}), made.seen_v_scales.repeat_first();
     }
-    exchange_keys(all, has_values);
-    const double of_half = p.dtype.code == SPATTN_BFLOAT ? 3e-2 : 5e-3;
+    exchange_keys(all);
+    const double of_half = p.dtype.code == SPATTN_FLOAT ? 5e-3 : 3e-2;
     const double bound = p.dtype.bits == 64 ? 1e-9 : p.dtype.bits == 32 ? 2e-5 : of_half;
     for (size_t n = 0; n < all.size(); ++n) {
         Rank& rank = *all[n];
         Run own(on, p, int64_t(tokens_[n].size()), p.dtype);
-        own.q.take(whole.q, tokens_[n]), own.dout.take(whole.dout, tokens_[n]);
+        own.q.take(elements_of_q, tokens_[n]), own.dout.take(whole.dout, tokens_[n]);
+        own.q_scales.numbers().take(whole.q_scales.numbers(), tokens_[n]);
+        if (scaled_ != Scaled::never) own.scale(rank.seen_k_scales, has_values() ? &rank.seen_v_scales : nullptr);
         spattn_plan* made = nullptr;
         succeed(spattn_sharding_plan(rank.sharding.get(), &made), "plan");
         const Plan queries(made);
-        own.make(made, on, rank.seen_k, has_values ? &rank.seen_v : nullptr, rank.seen_dk,
-                 has_values ? &rank.seen_dv : nullptr);
+        own.make(made, on, rank.seen_k, has_values() ? &rank.seen_v : nullptr, rank.seen_dk,
+                 has_values() ? &rank.seen_dv : nullptr);
         CHECK(are_near(own.out, whole.out, tokens_[n], bound));
         CHECK(are_near(own.lse, whole.lse, tokens_[n], std::max(bound, 2e-5)));
         CHECK(are_near(own.dq, whole.dq, tokens_[n], bound));
     }
-    exchange_gradients(all, has_values);
+    exchange_gradients(all);
     for (size_t n = 0; n < all.size(); ++n) {
         all[n]->dk.receive(), all[n]->dv.receive();
         CHECK(are_near(all[n]->dk, dk, tokens_[n], bound));
-        if (has_values) CHECK(are_near(all[n]->dv, dv, tokens_[n], bound));
+        if (has_values()) CHECK(are_near(all[n]->dv, dv, tokens_[n], bound));
     }
 }
 

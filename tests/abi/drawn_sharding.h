@@ -35,7 +35,13 @@ private:
     // [rank][token]: whether a query of the rank sees a token that is sent together with this one.
     std::vector<std::vector<bool>> find_seen() const;
 
+    bool has_values() const { return !(problem_.flags & SPATTN_PLAN_VALUE_IN_KEY); }
+
+    // Who has scales of float8: nobody, each head one that all ranks know, or each row one, which is sent with it.
+    enum class Scaled { never, heads, rows };
+
     spattn_problem problem_ = sized<spattn_problem>();
+    Scaled scaled_ = Scaled::never;
     drawn::Model model_;
     std::vector<std::vector<int64_t>> tokens_;  // that each rank holds, in its order
     spattn_enum split_ = SPATTN_SPLIT_CONTIGUOUS;

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Ranks that hold one sequence together: what goes between them, what comes of it, and what is refused.
+#include <algorithm>
+#include <cstring>
+
 #include "abi/drawn_sharding.h"
 
 using namespace abi;
@@ -168,6 +171,11 @@ TEST(shardings_that_are_refused) {
                    [](auto& p, auto&, auto&) { p.seq_q = 39; });
     demand_refused("a cache", SPATTN_E_UNSUPPORTED, "problem.flags",
                    [](auto& p, auto&, auto&) { p.flags = SPATTN_PLAN_STARTS; });
+    demand_refused("scales of float32", SPATTN_E_RANGE, "options.flags",
+                   [](auto&, auto& o, auto&) { o.flags = SPATTN_SHARDING_SCALES; });
+    demand_refused("flags that nobody knows", SPATTN_E_UNKNOWN_FIELD, "options.flags", [](auto& p, auto& o, auto&) {
+        p.dtype = float8, o.flags = 2 | SPATTN_SHARDING_SCALES;
+    });
     demand_refused("an offset", SPATTN_E_RANGE, "problem.q_offset", [](auto& p, auto&, auto&) {
         p.flags |= SPATTN_PLAN_Q_OFFSET, p.q_offset = 1;
     });
@@ -220,6 +228,123 @@ TEST(exchanges_that_are_refused) {
     succeed(spattn_exchange(made, SPATTN_EXCHANGE_UNPACK, &args), "without keys");
     for (int64_t token = 0; token < 40; ++token)
         CHECK_EQ(seen_k.data[token * 16 * 4], token < 20 ? 1 : Tensor::poison);
+}
+
+// Keys and values of float8 take a byte an element, their scales as much as they are, and gradients two bytes.
+TEST(float8_halves_what_is_sent) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.dtype = float8, problem.batch = 1;
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 4, options.rank = 3;
+    const auto demand_bytes = [&](const char* what, uint32_t flags, int64_t a_token, int64_t back) {
+        check::context = what;
+        options.flags = flags;
+        const Sharding sharding = shard(context, "full", problem, options);
+        const auto tokens_of = [&](int32_t rank) { return rank < 3 ? 10 : 0; };
+        for (int32_t rank = 0; rank < 4; ++rank) {
+            auto peer = sized<spattn_peer>();
+            succeed(spattn_sharding_peer(sharding.get(), rank, &peer), "peer");
+            const uint64_t tokens[] = {uint64_t(rank * 10), uint64_t(tokens_of(rank))};
+            CHECK(peer.sent_offset == tokens[0] * a_token && peer.sent_bytes == tokens[1] * a_token);
+            CHECK(peer.received_offset == tokens[0] * a_token && peer.received_bytes == tokens[1] * a_token);
+            CHECK(peer.back_sent_offset == tokens[0] * back && peer.back_sent_bytes == tokens[1] * back);
+            CHECK(peer.back_received_offset == tokens[0] * back && peer.back_received_bytes == tokens[1] * back);
+        }
+        size_t bytes[2] = {};
+        succeed(spattn_sharding_buffers(sharding.get(), &bytes[0], &bytes[1]), "buffers");
+        CHECK(bytes[0] == size_t(30 * std::max(a_token, back)) && bytes[1] == bytes[0]);
+    };
+    constexpr uint32_t scales = SPATTN_SHARDING_SCALES;
+    demand_bytes("no scales", 0, 2 * (16 + 8), 2 * 2 * (16 + 8));
+    demand_bytes("scales", scales, 2 * (16 + 8) + 2 * 2 * 4, 2 * 2 * (16 + 8));
+    problem.head_dim = 15, problem.head_dim_v = 2;  // 34 bytes, which no scale may follow
+    demand_bytes("dims that are odd", scales, 64, 2 * 2 * (15 + 2));
+    problem.head_dim = problem.head_dim_v = 1;  // scales are wider than what they are those of
+    demand_bytes("rows of one", scales, 32, 2 * 2 * 2);
+    problem.head_dim = 16, problem.head_dim_v = 8, problem.flags |= SPATTN_PLAN_VALUE_IN_KEY;
+    demand_bytes("values in keys", scales, 2 * 16 + 16, 2 * 2 * 16);
+}
+
+TEST(float8_exchanges_that_are_refused) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.dtype = float8;
+    auto options = sized<spattn_sharding_options>();
+    options.ranks = 2, options.rank = 1;
+    using Args = spattn_exchange_args;
+    constexpr spattn_enum pack = SPATTN_EXCHANGE_PACK, unpack = SPATTN_EXCHANGE_UNPACK;
+    constexpr spattn_enum pack_gradients = SPATTN_EXCHANGE_PACK_GRADIENTS, add = SPATTN_EXCHANGE_ADD_GRADIENTS;
+    Tensor k({2, 2, 20, 16}, float8), v({2, 2, 20, 8}, float8), seen_k({2, 2, 40, 16}, float8);
+    Tensor seen_v({2, 2, 40, 8}, float8), k_scales({2, 2, 20}, f32), v_scales({2, 2, 20}, f32);
+    Tensor seen_k_scales({2, 2, 40}, f32), seen_v_scales({2, 2, 40}, f32);
+    Tensor dk({2, 2, 20, 16}, bf16), dv({2, 2, 20, 8}, bf16), seen_dk({2, 2, 40, 16}, bf16);
+    Tensor seen_dv({2, 2, 40, 8}, bf16), buffer({20 * 2 * 2 * (16 + 8) * 2}, u8, 16);
+    const auto args_of = [&](spattn_enum step, bool has_scales) {
+        auto args = sized<spattn_exchange_args>();
+        const bool is_back = step == pack_gradients || step == add;
+        if (step != pack_gradients) args.k = is_back ? &dk.view : &k.view, args.v = is_back ? &dv.view : &v.view;
+        if (step != pack)
+            args.seen_k = is_back ? &seen_dk.view : &seen_k.view, args.seen_v = is_back ? &seen_dv.view : &seen_v.view;
+        if (has_scales && !is_back) args.k_scales = &k_scales.view, args.v_scales = &v_scales.view;
+        if (has_scales && step == unpack)
+            args.seen_k_scales = &seen_k_scales.view, args.seen_v_scales = &seen_v_scales.view;
+        args.buffer = buffer.data, args.buffer_bytes = buffer.bytes;
+        return args;
+    };
+    for (const bool has_scales : {false, true}) {
+        options.flags = has_scales ? SPATTN_SHARDING_SCALES : 0;
+        const Sharding sharding = shard(context, "full", problem, options);
+        const auto refuse = [&](const char* what, spattn_enum step, spattn_status status, const char* argument,
+                                const std::function<void(Args&)>& spoil) {
+            auto args = args_of(step, has_scales);
+            spoil(args);
+            demand(what, "spattn_exchange", spattn_exchange(sharding.get(), step, &args), status, argument);
+            for (Tensor* t : {&seen_k, &seen_v, &seen_k_scales, &seen_v_scales, &dk, &dv, &seen_dk, &seen_dv, &buffer})
+                CHECK(t->is_poison());
+        };
+        refuse("keys of bfloat16", pack, SPATTN_E_DTYPE, "k", [&](Args& a) { a.k = &dk.view; });
+        refuse("gradients of float8", add, SPATTN_E_DTYPE, "k", [&](Args& a) { a.k = &k.view; });
+        refuse("scales of gradients", pack_gradients, SPATTN_E_STATE, "k_scales",
+               [&](Args& a) { a.k_scales = &k_scales.view; });
+        refuse("scales of what is seen", pack_gradients, SPATTN_E_STATE, "seen_v_scales",
+               [&](Args& a) { a.seen_v_scales = &seen_v_scales.view; });
+        refuse("scales of sums", add, SPATTN_E_STATE, "v_scales", [&](Args& a) { a.v_scales = &v_scales.view; });
+        refuse("seen scales in pack", pack, SPATTN_E_STATE, "seen_k_scales",
+               [&](Args& a) { a.seen_k_scales = &seen_k_scales.view; });
+        refuse("a buffer that is too short for gradients", add, SPATTN_E_WORKSPACE, "buffer_bytes",
+               [](Args& a) { --a.buffer_bytes; });
+        if (!has_scales) {
+            refuse("scales that are not sent", pack, SPATTN_E_STATE, "v_scales",
+                   [&](Args& a) { a.v_scales = &v_scales.view; });
+            refuse("scales that did not come", unpack, SPATTN_E_STATE, "seen_k_scales",
+                   [&](Args& a) { a.seen_k_scales = &seen_k_scales.view; });
+            continue;
+        }
+        refuse("keys without scales", pack, SPATTN_E_NULL, "k_scales", [](Args& a) { a.k_scales = nullptr; });
+        refuse("values without scales", unpack, SPATTN_E_NULL, "v_scales", [](Args& a) { a.v_scales = nullptr; });
+        refuse("scales without keys", unpack, SPATTN_E_NULL, "k", [](Args& a) { a.k = nullptr, a.v = nullptr; });
+        refuse("no room for scales", unpack, SPATTN_E_NULL, "seen_v_scales",
+               [](Args& a) { a.seen_v_scales = nullptr; });
+        refuse("scales of all tokens", pack, SPATTN_E_SHAPE, "k_scales",
+               [&](Args& a) { a.k_scales = &seen_k_scales.view; });
+        refuse("scales of bfloat16", pack, SPATTN_E_DTYPE, "k_scales", [&](Args& a) { a.k_scales = &dk.view; });
+        refuse("one place for all scales", unpack, SPATTN_E_LAYOUT, "seen_k_scales", [&](Args& a) {
+            static const int64_t strides[] = {0, 0, 0};
+            seen_k_scales.view.strides = strides, a.seen_k_scales = &seen_k_scales.view;
+        });
+        seen_k_scales.view.strides = seen_k_scales.strides.data();
+        // The parts that peers have are enough, and one scale of a head may stand for all rows of what is sent.
+        auto args = args_of(pack, true);
+        const int64_t strides[] = {2, 1, 0};
+        k_scales.view.strides = strides, args.buffer_bytes = 20 * (2 * 2 * (16 + 8) + 2 * 2 * 2 * 4);
+        succeed(spattn_exchange(sharding.get(), pack, &args), "pack");
+        float found[4];
+        for (int64_t token = 0; token < 20; ++token) {
+            std::memcpy(found, buffer.data + token * 128 + 2 * 2 * (16 + 8), sizeof found);
+            CHECK(std::equal(found, found + 4, k_scales.as<float>()));
+        }
+    }
 }
 
 // Ranges that lie a multiple of the dilation apart leave residue classes together; others do not, and are right all the

@@ -1188,6 +1188,8 @@ pub struct spattn_sharding {
 pub const SPATTN_SPLIT_CONTIGUOUS: spattn_split = 0;
 pub const SPATTN_SPLIT_ZIGZAG: spattn_split = 1;
 pub type spattn_split = ::core::ffi::c_uint;
+pub const SPATTN_SHARDING_SCALES: spattn_sharding_flags = 1;
+pub type spattn_sharding_flags = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct spattn_sharding_options {
@@ -1252,12 +1254,16 @@ pub struct spattn_peer {
     pub sent_bytes: u64,
     pub received_offset: u64,
     pub received_bytes: u64,
+    pub back_sent_offset: u64,
+    pub back_sent_bytes: u64,
+    pub back_received_offset: u64,
+    pub back_received_bytes: u64,
 }
 #[test]
 fn bindgen_test_layout_spattn_peer() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_peer> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_peer>(), 56usize, "Size of spattn_peer");
+    assert_eq!(::core::mem::size_of::<spattn_peer>(), 88usize, "Size of spattn_peer");
     assert_eq!(::core::mem::align_of::<spattn_peer>(), 8usize, "Alignment of spattn_peer");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -1299,6 +1305,26 @@ fn bindgen_test_layout_spattn_peer() {
         48usize,
         "Offset of field: spattn_peer::received_bytes"
     );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).back_sent_offset) as usize - ptr as usize },
+        56usize,
+        "Offset of field: spattn_peer::back_sent_offset"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).back_sent_bytes) as usize - ptr as usize },
+        64usize,
+        "Offset of field: spattn_peer::back_sent_bytes"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).back_received_offset) as usize - ptr as usize },
+        72usize,
+        "Offset of field: spattn_peer::back_received_offset"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).back_received_bytes) as usize - ptr as usize },
+        80usize,
+        "Offset of field: spattn_peer::back_received_bytes"
+    );
 }
 pub const SPATTN_EXCHANGE_PACK: spattn_exchange_step = 0;
 pub const SPATTN_EXCHANGE_UNPACK: spattn_exchange_step = 1;
@@ -1317,12 +1343,16 @@ pub struct spattn_exchange_args {
     pub seen_v: *const spattn_tensor,
     pub buffer: *mut ::core::ffi::c_void,
     pub buffer_bytes: usize,
+    pub k_scales: *const spattn_tensor,
+    pub v_scales: *const spattn_tensor,
+    pub seen_k_scales: *const spattn_tensor,
+    pub seen_v_scales: *const spattn_tensor,
 }
 #[test]
 fn bindgen_test_layout_spattn_exchange_args() {
     const UNINIT: ::core::mem::MaybeUninit<spattn_exchange_args> = ::core::mem::MaybeUninit::uninit();
     let ptr = UNINIT.as_ptr();
-    assert_eq!(::core::mem::size_of::<spattn_exchange_args>(), 64usize, "Size of spattn_exchange_args");
+    assert_eq!(::core::mem::size_of::<spattn_exchange_args>(), 96usize, "Size of spattn_exchange_args");
     assert_eq!(::core::mem::align_of::<spattn_exchange_args>(), 8usize, "Alignment of spattn_exchange_args");
     assert_eq!(
         unsafe { ::core::ptr::addr_of!((*ptr).struct_size) as usize - ptr as usize },
@@ -1368,6 +1398,26 @@ fn bindgen_test_layout_spattn_exchange_args() {
         unsafe { ::core::ptr::addr_of!((*ptr).buffer_bytes) as usize - ptr as usize },
         56usize,
         "Offset of field: spattn_exchange_args::buffer_bytes"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).k_scales) as usize - ptr as usize },
+        64usize,
+        "Offset of field: spattn_exchange_args::k_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).v_scales) as usize - ptr as usize },
+        72usize,
+        "Offset of field: spattn_exchange_args::v_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).seen_k_scales) as usize - ptr as usize },
+        80usize,
+        "Offset of field: spattn_exchange_args::seen_k_scales"
+    );
+    assert_eq!(
+        unsafe { ::core::ptr::addr_of!((*ptr).seen_v_scales) as usize - ptr as usize },
+        88usize,
+        "Offset of field: spattn_exchange_args::seen_v_scales"
     );
 }
 functions! {
