@@ -929,15 +929,19 @@ struct Ranks {
     int32_t ranks = 1, rank = 0;
     Split split = Split::contiguous;
     std::vector<std::vector<Range>> ranges{};  // those that each rank holds, in its order; none: as `split` says
+    bool scales = false;                       // exchanges have scales, too: with a Problem::dtype of float8_e4m3fn
 };
 using Peer = spattn_peer;
 
-// Keys and values, or their gradients; v is none with Problem::value_in_key.
+// Keys and values, or their gradients; v is none with Problem::value_in_key. Scales are float32, shaped as k and v
+// without the last axis: beside float8 with Ranks::scales, and none beside gradients.
 struct Keys {
-    ConstView k, v;
+    ConstView k, v, k_scales{}, v_scales{};
 };
 struct WrittenKeys {
-    View k, v;
+    View k, v, k_scales{}, v_scales{};
+
+    operator Keys() const { return {k, v, k_scales, v_scales}; }
 };
 
 // A sequence on several ranks: chapter 7 of sparseattn.h. On each of them:
@@ -952,6 +956,10 @@ struct WrittenKeys {
 //     sharding.pack_gradients({seen_dk, seen_dv}, {received_memory, received.bytes});
 //     the same way back, from `received` to `sent`
 //     sharding.add_gradients({seen_dk, seen_dv}, {sent_memory, sent.bytes}, {dk, dv});
+// Where Problem::dtype is float8_e4m3fn, gradients are bfloat16, and a peer says other parts for the way back. Scales
+// of rows travel with keys and values, so that ranks may round their own tokens:
+//     context.shard(pattern, problem, {ranks, rank, sa::Split::contiguous, {}, true});
+//     sharding.unpack({k, v, k_scales, v_scales}, received, {seen_k, seen_v, seen_k_scales, seen_v_scales});
 class Sharding : public detail::Handle<spattn_sharding, spattn_sharding_retain, spattn_sharding_release> {
 public:
     Sharding() = default;
@@ -1006,17 +1014,17 @@ public:
     }
     // held: none where `seen` has them already.
     Done unpack(const Keys& held, Workspace received, const WrittenKeys& seen, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_UNPACK, held, {seen.k, seen.v}, received, stream);
+        return exchange(SPATTN_EXCHANGE_UNPACK, held, seen, received, stream);
     }
     Done pack_gradients(const Keys& seen, Workspace received, Stream stream = nullptr) const {
         return exchange(SPATTN_EXCHANGE_PACK_GRADIENTS, {}, seen, received, stream);
     }
     Done add_gradients(const Keys& seen, Workspace sent, const WrittenKeys& held, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {held.k, held.v}, seen, sent, stream);
+        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, held, seen, sent, stream);
     }
     // The sums take the place of this rank's own gradients in `seen`.
     Done add_gradients(const WrittenKeys& seen, Workspace sent, Stream stream = nullptr) const {
-        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {}, {seen.k, seen.v}, sent, stream);
+        return exchange(SPATTN_EXCHANGE_ADD_GRADIENTS, {}, seen, sent, stream);
     }
 
 private:
@@ -1033,9 +1041,12 @@ private:
     }
 
     Done exchange(spattn_enum step, const Keys& held, const Keys& seen, Workspace buffer, Stream stream) const {
-        const detail::Argument k(held.k), v(held.v), seen_k(seen.k), seen_v(seen.v);
+        const detail::Argument k(held.k), v(held.v), seen_k(seen.k), seen_v(seen.v), k_scales(held.k_scales),
+            v_scales(held.v_scales), seen_k_scales(seen.k_scales), seen_v_scales(seen.v_scales);
         spattn_exchange_args args = detail::sized<spattn_exchange_args>();
         args.stream = stream, args.k = k, args.v = v, args.seen_k = seen_k, args.seen_v = seen_v;
+        args.k_scales = k_scales, args.v_scales = v_scales;
+        args.seen_k_scales = seen_k_scales, args.seen_v_scales = seen_v_scales;
         args.buffer = buffer.memory, args.buffer_bytes = buffer.bytes;
         return detail::done(spattn_exchange(c(), step, &args));
     }
@@ -1079,6 +1090,7 @@ public:
         const detail::Argument ranges(table);
         spattn_sharding_options options = detail::sized<spattn_sharding_options>();
         options.ranks = ranks.ranks, options.rank = ranks.rank, options.split = int32_t(ranks.split);
+        options.flags = ranks.scales ? uint32_t(SPATTN_SHARDING_SCALES) : 0;
         if (!ranks.ranges.empty()) options.ranges = ranges;
         const spattn_problem c_problem = problem.c();
         spattn_sharding* made = nullptr;

@@ -12,6 +12,21 @@
 
 namespace sa = sparseattn;
 
+struct Brain {
+    uint16_t bits;
+};
+template <>
+struct sparseattn::element<Brain> {
+    static constexpr sa::Dtype dtype = sa::bfloat16;
+};
+struct Float8 {
+    uint8_t bits;
+};
+template <>
+struct sparseattn::element<Float8> {
+    static constexpr sa::Dtype dtype = sa::float8_e4m3fn;
+};
+
 namespace {
 
 constexpr int64_t tokens = 1200, heads = 2, dim = 8;
@@ -32,7 +47,11 @@ sa::Problem problem_of_all() {
     return problem;
 }
 
-auto view_of(std::vector<float>& x) { return sa::view(x.data(), {1, int64_t(x.size()) / (heads * dim), heads, dim}); }
+template <class T>
+auto view_of(std::vector<T>& x) {
+    return sa::view(x.data(), {1, int64_t(x.size()) / (heads * dim), heads, dim});
+}
+auto scales_of(std::vector<float>& x) { return sa::view(x.data(), {1, int64_t(x.size()) / heads, heads}); }
 
 // Operands and results of a pass over some queries.
 struct Pass {
@@ -104,15 +123,15 @@ void carry(const sa::Sharding& sharding, Post& post, const sa::Ranks& ranks, Mem
     std::vector<Post::Bytes> mine;
     for (int32_t other = 0; other < ranks.ranks; ++other) {
         const sa::Peer peer = sharding.peer(other);
-        const char* const begin = from + (is_back ? peer.received_offset : peer.sent_offset);
-        mine.emplace_back(begin, begin + (is_back ? peer.received_bytes : peer.sent_bytes));
+        const char* const begin = from + (is_back ? peer.back_received_offset : peer.sent_offset);
+        mine.emplace_back(begin, begin + (is_back ? peer.back_received_bytes : peer.sent_bytes));
     }
     const std::vector<Post::Bytes> came = post.exchange(ranks.rank, std::move(mine));
     for (int32_t other = 0; other < ranks.ranks; ++other) {
         const sa::Peer peer = sharding.peer(other);
         const Post::Bytes& bytes = came[size_t(other)];
-        CHECK_EQ(uint64_t(bytes.size()), is_back ? peer.sent_bytes : peer.received_bytes);
-        std::copy(bytes.begin(), bytes.end(), to + (is_back ? peer.sent_offset : peer.received_offset));
+        CHECK_EQ(uint64_t(bytes.size()), is_back ? peer.back_sent_bytes : peer.received_bytes);
+        std::copy(bytes.begin(), bytes.end(), to + (is_back ? peer.back_sent_offset : peer.received_offset));
     }
 }
 
@@ -127,10 +146,11 @@ struct Whole {
     }
 };
 
-std::vector<float> take(const std::vector<float>& all, const std::vector<sa::Range>& held) {
-    std::vector<float> taken;
+template <class T>
+std::vector<T> take(const std::vector<T>& all, const std::vector<sa::Range>& held, int64_t a_token = heads * dim) {
+    std::vector<T> taken;
     for (const sa::Range& range : held)
-        taken.insert(taken.end(), all.begin() + range.begin * heads * dim, all.begin() + range.end * heads * dim);
+        taken.insert(taken.end(), all.begin() + range.begin * a_token, all.begin() + range.end * a_token);
     return taken;
 }
 
@@ -188,6 +208,47 @@ double run_rank(const sa::Pattern& pattern, const sa::Ranks& ranks, Post& post, 
                      distance(dk, take(truth.dk, held)), distance(dv, take(truth.dv, held))});
 }
 
+// Both passes of float8 over some queries.
+struct Float8Pass {
+    std::vector<Float8> q;
+    std::vector<float> q_scales, lse;
+    std::vector<Brain> dout, out, dq;
+
+    Float8Pass(std::vector<Float8> elements, std::vector<float> scales, std::vector<Brain> arriving)
+        : q(std::move(elements)), q_scales(std::move(scales)), lse(q_scales.size()), dout(std::move(arriving)),
+          out(q.size()), dq(q.size()) {}
+
+    void run(const sa::Plan& plan, const sa::Keys& keys, const sa::WrittenKeys& gradients) {
+        sa::Forward forward;
+        forward.q = view_of(q), forward.k = keys.k, forward.v = keys.v, forward.out = view_of(out);
+        forward.lse = sa::view(lse.data(), {1, heads, int64_t(lse.size()) / heads});
+        forward.q_scales = scales_of(q_scales), forward.k_scales = keys.k_scales, forward.v_scales = keys.v_scales;
+        plan.forward(forward);
+        sa::Backward backward;
+        backward.q = forward.q, backward.k = keys.k, backward.v = keys.v, backward.out = forward.out;
+        backward.q_scales = forward.q_scales, backward.k_scales = keys.k_scales, backward.v_scales = keys.v_scales;
+        backward.lse = forward.lse, backward.dout = view_of(dout), backward.dq = view_of(dq);
+        backward.dk = gradients.k, backward.dv = gradients.v;
+        plan.backward(backward);
+    }
+};
+
+std::vector<float> to_floats(const std::vector<Brain>& values) {
+    std::vector<float> floats;
+    for (const Brain x : values) {
+        const uint32_t bits = uint32_t(x.bits) << 16;
+        floats.emplace_back();
+        std::memcpy(&floats.back(), &bits, 4);
+    }
+    return floats;
+}
+
+// From one rank's buffer to the other's.
+void carry_bytes(const Memory& from, uint64_t from_offset, Memory& to, uint64_t to_offset, uint64_t bytes) {
+    std::memcpy(reinterpret_cast<char*>(to.data()) + to_offset,
+                reinterpret_cast<const char*>(from.data()) + from_offset, size_t(bytes));
+}
+
 template <class Call>
 void demand(const char* argument, Call call) {
     check::context = argument;
@@ -220,6 +281,97 @@ TEST(ranks_attend_as_one_device) {
             for (std::thread& thread : threads) thread.join();
             for (const double error : worst) CHECK(error < 1e-4);
         }
+}
+
+// Two ranks, one after the other, whose rows have scales of their own: as one plan of the same elements and scales.
+TEST(ranks_bring_float8) {
+    const auto draw_elements = [](uint32_t seed) {
+        std::vector<Float8> drawn;
+        for (const float x : noise(seed)) drawn.push_back({uint8_t((x < 0 ? 0x80 : 0) | int(std::fabs(x) * 56))});
+        return drawn;
+    };
+    const auto draw_scales = [](uint32_t seed) {
+        std::vector<float> drawn = noise(seed);
+        drawn.resize(size_t(tokens * heads));
+        for (float& x : drawn) x = 1 + x / 2;
+        return drawn;
+    };
+    std::vector<Brain> dout;
+    for (const float x : noise(9)) {
+        uint32_t bits;
+        std::memcpy(&bits, &x, 4);
+        dout.push_back({uint16_t(bits >> 16)});
+    }
+    std::vector<Float8> k = draw_elements(1), v = draw_elements(2);
+    std::vector<float> k_scales = draw_scales(3), v_scales = draw_scales(4);
+    std::vector<Brain> dk(k.size()), dv(v.size());
+    Float8Pass whole(draw_elements(5), draw_scales(6), dout);
+    const sa::Context context(sa::cpu);
+    const sa::Pattern pattern = sa::causal() & (sa::sink(3) | sa::window(70, 0));
+    sa::Problem problem = problem_of_all();
+    problem.dtype = sa::float8_e4m3fn;
+    whole.run(context.plan(pattern, problem), {view_of(k), view_of(v), scales_of(k_scales), scales_of(v_scales)},
+              {view_of(dk), view_of(dv)});
+
+    struct Rank {
+        sa::Sharding sharding;
+        std::vector<sa::Range> held;
+        Memory sent, received;
+        std::vector<Float8> k, v, seen_k, seen_v;
+        std::vector<float> k_scales, v_scales, seen_k_scales, seen_v_scales;
+        std::vector<Brain> dk, dv, seen_dk, seen_dv;
+
+        sa::Keys keys() { return {view_of(k), view_of(v), scales_of(k_scales), scales_of(v_scales)}; }
+        sa::WrittenKeys seen() {
+            return {view_of(seen_k), view_of(seen_v), scales_of(seen_k_scales), scales_of(seen_v_scales)};
+        }
+        sa::WrittenKeys seen_gradients() { return {view_of(seen_dk), view_of(seen_dv)}; }
+    };
+    std::vector<Rank> ranks(2);
+    for (int32_t number = 0; number < 2; ++number) {
+        Rank& rank = ranks[size_t(number)];
+        rank.sharding = context.shard(pattern, problem, {2, number, sa::Split::zigzag, {}, true});
+        rank.held = rank.sharding.ranges(number);
+        const sa::Sharding::Buffers sizes = rank.sharding.buffers();
+        rank.sent.resize((sizes.sent.bytes + 15) / 16), rank.received.resize((sizes.received.bytes + 15) / 16);
+        rank.k = take(k, rank.held), rank.v = take(v, rank.held);
+        rank.k_scales = take(k_scales, rank.held, heads), rank.v_scales = take(v_scales, rank.held, heads);
+        const int64_t seen = sa::Sharding::Seen(rank.sharding.seen()).tokens;
+        rank.seen_k.assign(size_t(seen * heads * dim), {0x7f}), rank.seen_v = rank.seen_k;
+        rank.seen_k_scales.assign(size_t(seen * heads), NAN), rank.seen_v_scales = rank.seen_k_scales;
+        rank.dk.resize(rank.k.size()), rank.dv.resize(rank.v.size());
+        rank.seen_dk.resize(rank.seen_k.size()), rank.seen_dv.resize(rank.seen_v.size());
+        rank.sharding.pack(rank.keys(), workspace(rank.sent));
+    }
+    const auto carry_between = [&](bool is_back) {
+        for (int32_t from = 0; from < 2; ++from) {
+            Rank &sender = ranks[size_t(from)], &other = ranks[size_t(1 - from)];
+            const sa::Peer out = sender.sharding.peer(1 - from), in = other.sharding.peer(from);
+            CHECK(out.sent_bytes == out.tokens_sent * uint64_t(2 * heads * (dim + 4)));
+            CHECK(out.back_sent_bytes == out.tokens_sent * uint64_t(2 * heads * dim * 2));
+            if (is_back)
+                carry_bytes(other.received, in.back_received_offset, sender.sent, out.back_sent_offset,
+                            out.back_sent_bytes);
+            else
+                carry_bytes(sender.sent, out.sent_offset, other.received, in.received_offset, out.sent_bytes);
+        }
+    };
+    carry_between(false);
+    for (Rank& rank : ranks) {
+        rank.sharding.unpack(rank.keys(), workspace(rank.received), rank.seen());
+        Float8Pass pass(take(whole.q, rank.held), take(whole.q_scales, rank.held, heads), take(dout, rank.held));
+        pass.run(rank.sharding.plan(), rank.seen(), rank.seen_gradients());
+        CHECK(distance(to_floats(pass.out), to_floats(take(whole.out, rank.held))) < 2e-2);
+        CHECK(distance(to_floats(pass.dq), to_floats(take(whole.dq, rank.held))) < 2e-2);
+        rank.sharding.pack_gradients(rank.seen_gradients(), workspace(rank.received));
+    }
+    carry_between(true);
+    for (Rank& rank : ranks) {
+        const sa::WrittenKeys gradients{view_of(rank.dk), view_of(rank.dv)};
+        rank.sharding.add_gradients(rank.seen_gradients(), workspace(rank.sent), gradients);
+        CHECK(distance(to_floats(rank.dk), to_floats(take(dk, rank.held))) < 2e-2);
+        CHECK(distance(to_floats(rank.dv), to_floats(take(dv, rank.held))) < 5e-2);
+    }
 }
 
 TEST(ranks_say_which_keys_their_plans_take) {
@@ -256,6 +408,7 @@ TEST(what_is_refused) {
     demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 1200}}, {}}}); });
     demand("options.ranges", [&] { shard({2, 0, {}, {{}, {}}}); });
     demand("options.ranges", [&] { shard({2, 0, {}, {{{0, 600}}, {{601, 1200}}}}); });
+    demand("options.flags", [&] { shard({2, 0, {}, {}, true}); });
     demand("options.split", [&] { shard({2, 0, sa::Split::zigzag, {{{0, 600}}, {{600, 1200}}}}); });
     const sa::Sharding sharding = shard({2});
     demand("rank", [&] { (void)sa::Peer(sharding.peer(2)); });
