@@ -28,10 +28,15 @@ pub struct Peer {
     pub tokens_sent: usize,
     /// Tokens whose keys and values come from it.
     pub tokens_received: usize,
-    /// The bytes of `sent` that go to it, and whose gradients come back.
+    /// The bytes of `sent` that go to it.
     pub sent: Range<usize>,
-    /// The bytes of `received` that come from it, and whose gradients go back.
+    /// The bytes of `received` that come from it.
     pub received: Range<usize>,
+    /// The bytes of `sent` that gradients from it come back to: other ones than `sent` where operands are float8 alone,
+    /// as gradients are wider.
+    pub back_sent: Range<usize>,
+    /// The bytes of `received` whose gradients go back to it, likewise.
+    pub back_received: Range<usize>,
 }
 
 /// The tokens whose keys and values a rank's plan takes: those that it holds or receives, in the order of the sequence,
@@ -57,6 +62,10 @@ pub struct Seen {
 ///    of the tokens that [`seen`](Self::seen) names: what is not unpacked may be anything,
 /// 3. [`pack_gradients`](Self::pack_gradients), then the same way back, from `received` to `sent`,
 /// 4. [`add_gradients`](Self::add_gradients).
+///
+/// Where the problem's [`dtype`](Problem::dtype) is [`Dtype::F8_E4M3FN`](crate::Dtype::F8_E4M3FN), keys and values go
+/// as they are, and gradients come back as bf16. A sharding [`with_scales`](Self::with_scales) sends scales of rows,
+/// too, so that ranks may round their own tokens; those that all ranks know, one for each head or none, need not be sent.
 ///
 /// ```
 /// use sparseattn::{causal, Buffer, Context, Problem, Sharding, Split, View, ViewMut};
@@ -139,7 +148,7 @@ impl Sharding {
         split: &Split,
     ) -> Result<Self> {
         // SAFETY: the default stream is legal for setup everywhere.
-        unsafe { Self::make(context, pattern, problem, (ranks, rank), split, std::ptr::null_mut()) }
+        unsafe { Self::make(context, pattern, problem, (ranks, rank), split, 0, std::ptr::null_mut()) }
     }
 
     /// The same; device copies of lists are made on this stream.
@@ -153,7 +162,38 @@ impl Sharding {
         stream: &impl Stream,
     ) -> Result<Self> {
         // SAFETY: the trait promises a live stream.
-        unsafe { Self::make(context, pattern, problem, (ranks, rank), split, stream.raw()) }
+        unsafe { Self::make(context, pattern, problem, (ranks, rank), split, 0, stream.raw()) }
+    }
+
+    /// As [`new`](Self::new), of float8 operands whose rows have scales: [`pack`](Self::pack) takes
+    /// [`scales`](Exchange::scales) of keys and values, and [`unpack`](Self::unpack) writes them to
+    /// [`seen_scales`](Exchange::seen_scales).
+    pub fn with_scales(
+        context: &Context,
+        pattern: &Pattern,
+        problem: &Problem,
+        ranks: usize,
+        rank: usize,
+        split: &Split,
+    ) -> Result<Self> {
+        let flags = sys::SPATTN_SHARDING_SCALES;
+        // SAFETY: the default stream is legal for setup everywhere.
+        unsafe { Self::make(context, pattern, problem, (ranks, rank), split, flags, std::ptr::null_mut()) }
+    }
+
+    /// The same; device copies of lists are made on this stream.
+    pub fn with_scales_on(
+        context: &Context,
+        pattern: &Pattern,
+        problem: &Problem,
+        ranks: usize,
+        rank: usize,
+        split: &Split,
+        stream: &impl Stream,
+    ) -> Result<Self> {
+        let flags = sys::SPATTN_SHARDING_SCALES;
+        // SAFETY: the trait promises a live stream.
+        unsafe { Self::make(context, pattern, problem, (ranks, rank), split, flags, stream.raw()) }
     }
 
     unsafe fn make(
@@ -162,11 +202,12 @@ impl Sharding {
         problem: &Problem,
         (ranks, rank): (usize, usize),
         split: &Split,
+        flags: u32,
         stream: *mut c_void,
     ) -> Result<Self> {
         let (pattern, problem) = (pattern.handle()?, problem.c());
         let mut options = sized!(sys::spattn_sharding_options);
-        (options.ranks, options.rank) = (number(ranks), number(rank));
+        (options.ranks, options.rank, options.flags) = (number(ranks), number(rank), flags);
         let mut rows = Vec::new(); // rank, begin, end
         if let Split::Ranges(of_ranks) = split {
             if of_ranks.len() != ranks {
@@ -232,11 +273,13 @@ impl Sharding {
             tokens_received: c.tokens_received as usize,
             sent: bytes(c.sent_offset, c.sent_bytes),
             received: bytes(c.received_offset, c.received_bytes),
+            back_sent: bytes(c.back_sent_offset, c.back_sent_bytes),
+            back_received: bytes(c.back_received_offset, c.back_received_bytes),
         })
     }
 
-    /// Bytes of `sent` and of `received`. Both lie on the plan's device, aligned to 16 bytes, and may be longer: in host
-    /// memory a [`Buffer`], on a GPU any memory of bytes.
+    /// Bytes of `sent` and of `received`, for either way. Both lie on the plan's device, aligned to 16 bytes, and may
+    /// be longer: in host memory a [`Buffer`], on a GPU any memory of bytes.
     pub fn buffers(&self) -> (usize, usize) {
         self.buffers
     }
@@ -303,7 +346,8 @@ impl Sharding {
     }
 
     fn exchange<'a>(&'a self, step: u32, held: Keys<'a>, seen: Keys<'a>, buffer: View<'a>) -> Exchange<'a> {
-        Exchange { sharding: self, start: Start::Now, step, held, seen, buffer }
+        let (held_scales, seen_scales) = ([None; 2], [None; 2]);
+        Exchange { sharding: self, start: Start::Now, step, held, seen, held_scales, seen_scales, buffer }
     }
 }
 
@@ -332,7 +376,26 @@ pub struct Exchange<'a> {
     step: u32,
     held: Keys<'a>,
     seen: Keys<'a>,
+    held_scales: Keys<'a>,
+    seen_scales: Keys<'a>,
     buffer: View<'a>,
+}
+
+impl<'a> Exchange<'a> {
+    /// Of a sharding [`with_scales`](Sharding::with_scales): what rows of the keys and values that this rank holds are
+    /// multiplied by, f32, shaped as these without the last axis. Strides may be 0. [`pack`](Sharding::pack) and
+    /// [`unpack`](Sharding::unpack) want them; those of values are `None` where they lie in keys.
+    pub fn scales(mut self, held: (View<'a>, impl Into<Option<View<'a>>>)) -> Self {
+        self.held_scales = read(held);
+        self
+    }
+
+    /// Written by [`unpack`](Sharding::unpack) and [`unpack_received`](Sharding::unpack_received): the same of
+    /// [`seen`](Sharding::seen).
+    pub fn seen_scales(mut self, seen: (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>)) -> Self {
+        self.seen_scales = written(seen);
+        self
+    }
 }
 
 impl Exchange<'_> {
@@ -346,7 +409,8 @@ impl Exchange<'_> {
         let (memory, bytes) = self.buffer.bytes("buffer")?;
         let place = self.buffer.device();
         let (mut any_device, mut any_beside) = (place != Device::Cpu, bytes == 0);
-        for view in self.held.iter().chain(&self.seen).flatten() {
+        let scales = self.held_scales.iter().chain(&self.seen_scales);
+        for view in self.held.iter().chain(&self.seen).chain(scales).flatten() {
             any_device |= view.device() != Device::Cpu;
             any_beside |= view.device() == place;
         }
@@ -355,10 +419,13 @@ impl Exchange<'_> {
 
         let mut args = sized!(sys::spattn_exchange_args);
         args.stream = self.start.stream();
-        let (k, v) = (self.held[0].as_ref().map(View::c), self.held[1].as_ref().map(View::c));
-        let (seen_k, seen_v) = (self.seen[0].as_ref().map(View::c), self.seen[1].as_ref().map(View::c));
+        let c = |[k, v]: &Keys| [k.as_ref().map(View::c), v.as_ref().map(View::c)];
+        let ([k, v], [seen_k, seen_v]) = (c(&self.held), c(&self.seen));
+        let ([k_scales, v_scales], [seen_k_scales, seen_v_scales]) = (c(&self.held_scales), c(&self.seen_scales));
         (args.k, args.v) = (optional(&k), optional(&v));
         (args.seen_k, args.seen_v) = (optional(&seen_k), optional(&seen_v));
+        (args.k_scales, args.v_scales) = (optional(&k_scales), optional(&v_scales));
+        (args.seen_k_scales, args.seen_v_scales) = (optional(&seen_k_scales), optional(&seen_v_scales));
         (args.buffer, args.buffer_bytes) = (memory, bytes);
         // SAFETY: views are valid for their shapes, and those that are written were borrowed exclusively; device memory
         // only where somebody waits.

@@ -169,11 +169,11 @@ impl Post {
     fn carry(&self, sharding: &Sharding, from: &[u8], to: &mut [u8], is_back: bool) {
         for (rank, other) in self.to.iter().enumerate() {
             let peer = sharding.peer(rank).unwrap();
-            other.send(from[if is_back { peer.received } else { peer.sent }].to_vec()).unwrap();
+            other.send(from[if is_back { peer.back_received } else { peer.sent }].to_vec()).unwrap();
         }
         for (rank, other) in self.from.iter().enumerate() {
             let peer = sharding.peer(rank).unwrap();
-            to[if is_back { peer.sent } else { peer.received }].copy_from_slice(&other.recv().unwrap());
+            to[if is_back { peer.back_sent } else { peer.received }].copy_from_slice(&other.recv().unwrap());
         }
     }
 }
@@ -306,6 +306,125 @@ fn ranks_attend_as_one_device_in_bfloat16() {
     }
 }
 
+/// Two ranks, one after the other, whose rows of float8 have scales of their own: forward and back as one device does.
+#[test]
+fn ranks_bring_float8() {
+    common::open();
+    let elements = |seed| noise(SEQ * HEADS_KV * DIM, seed).into_iter().map(f32_to_f8).collect::<Vec<u8>>();
+    let scales = |seed| noise(SEQ * HEADS_KV, seed).into_iter().map(|x| 1.0 + x / 2.0).collect::<Vec<f32>>();
+    let pattern = causal() & (window(60, 0) | sink(3));
+    let problem = Problem::new(1, HEADS_KV, SEQ, DIM).dtype(Dtype::F8_E4M3FN).backward(true);
+    let operands = [elements(1), elements(2), elements(3)];
+    let factors = [scales(4), scales(5), scales(6)];
+    let dout: Vec<u16> = draw(HEADS_KV, 7);
+    let whole = float8_step(&context().plan(&pattern, &problem).unwrap(), &operands, &factors, &dout);
+
+    let shardings =
+        [0, 1].map(|rank| Sharding::with_scales(&context(), &pattern, &problem, 2, rank, &Split::Zigzag).unwrap());
+    let buffers = || {
+        [0, 1].map(|i: usize| {
+            let (sent, received) = shardings[i].buffers();
+            [Buffer::new(sent).unwrap(), Buffer::new(received).unwrap()]
+        })
+    };
+    let held = |i: usize, x: &[u8]| take(x, &shardings[i].ranges(i).unwrap(), HEADS_KV * DIM);
+    let held_scales = |i: usize, x: &[f32]| take(x, &shardings[i].ranges(i).unwrap(), HEADS_KV);
+    let (mut there, mut back) = (buffers(), buffers());
+    let mine = [0, 1].map(|i| {
+        let operands = [0, 1, 2].map(|n: usize| held(i, &operands[n]));
+        (operands, [0, 1, 2].map(|n: usize| held_scales(i, &factors[n])))
+    });
+    for i in 0..2 {
+        let ([_, k, v], [_, k_scales, v_scales]) = &mine[i];
+        let shape = [1, SEQ / 2, HEADS_KV, DIM];
+        let keys = (View::f8_e4m3fn(k, &shape).unwrap(), View::f8_e4m3fn(v, &shape).unwrap());
+        let scales = (View::new(k_scales, &shape[..3]).unwrap(), View::new(v_scales, &shape[..3]).unwrap());
+        demand(ErrorKind::Null, "k_scales", shardings[i].pack(keys, &mut there[i][0]).run());
+        shardings[i].pack(keys, &mut there[i][0]).scales(scales).run().unwrap();
+        let peer = shardings[i].peer(1 - i).unwrap();
+        assert_eq!(peer.sent.len(), peer.tokens_sent * 2 * HEADS_KV * (DIM + 4));
+        assert_eq!(peer.back_sent.len(), peer.tokens_sent * 2 * HEADS_KV * DIM * 2);
+    }
+    let carry = |from: &[u8], from_range, to: &mut [u8], to_range: Range<usize>| {
+        to[to_range].copy_from_slice(&from[from_range])
+    };
+    let mut gradients = vec![];
+    for i in 0..2 {
+        let (here, other) = (shardings[i].peer(1 - i).unwrap(), shardings[1 - i].peer(i).unwrap());
+        let bytes = there[1 - i][0].to_vec();
+        carry(&bytes, other.sent, &mut there[i][1], here.received.clone());
+        let ([q, k, v], [q_scales, k_scales, v_scales]) = &mine[i];
+        let (shape, seen_shape) = ([1, SEQ / 2, HEADS_KV, DIM], [1, shardings[i].seen().tokens, HEADS_KV, DIM]);
+        let count = seen_shape[1] * HEADS_KV;
+        let (mut seen, mut seen_scales) =
+            ([(); 2].map(|()| vec![0x7f; count * DIM]), [(); 2].map(|()| vec![f32::NAN; count]));
+        let keys = (View::f8_e4m3fn(k, &shape).unwrap(), View::f8_e4m3fn(v, &shape).unwrap());
+        let scales = (View::new(k_scales, &shape[..3]).unwrap(), View::new(v_scales, &shape[..3]).unwrap());
+        let ([seen_k, seen_v], [of_k, of_v]) = (&mut seen, &mut seen_scales);
+        let places =
+            (ViewMut::f8_e4m3fn(seen_k, &seen_shape).unwrap(), ViewMut::f8_e4m3fn(seen_v, &seen_shape).unwrap());
+        let of_places = (ViewMut::new(of_k, &seen_shape[..3]).unwrap(), ViewMut::new(of_v, &seen_shape[..3]).unwrap());
+        shardings[i].unpack(keys, &there[i][1], places).scales(scales).seen_scales(of_places).run().unwrap();
+        let ([seen_k, seen_v], [of_k, of_v]) = (seen, seen_scales);
+        let arriving = take(&dout, &shardings[i].ranges(i).unwrap(), HEADS_KV * DIM);
+        let of_rank =
+            float8_step(shardings[i].plan(), &[q.clone(), seen_k, seen_v], &[q_scales.clone(), of_k, of_v], &arriving);
+        for (name, n) in [("out", 0), ("dq", 1)] {
+            demand_near(name, &of_rank[n], &take(&whole[n], &shardings[i].ranges(i).unwrap(), HEADS_KV * DIM));
+        }
+        let pair = (View::bf16(&of_rank[2], &seen_shape).unwrap(), View::bf16(&of_rank[3], &seen_shape).unwrap());
+        shardings[i].pack_gradients(pair, &mut back[i][1]).run().unwrap();
+        gradients.push(of_rank);
+    }
+    for i in 0..2 {
+        let (here, other) = (shardings[i].peer(1 - i).unwrap(), shardings[1 - i].peer(i).unwrap());
+        let bytes = back[1 - i][1].to_vec();
+        carry(&bytes, other.back_received, &mut back[i][0], here.back_sent.clone());
+        let (shape, seen_shape) = ([1, SEQ / 2, HEADS_KV, DIM], [1, shardings[i].seen().tokens, HEADS_KV, DIM]);
+        let (mut dk, mut dv) = (vec![0u16; SEQ / 2 * HEADS_KV * DIM], vec![0u16; SEQ / 2 * HEADS_KV * DIM]);
+        let pair =
+            (View::bf16(&gradients[i][2], &seen_shape).unwrap(), View::bf16(&gradients[i][3], &seen_shape).unwrap());
+        let sums = (ViewMut::bf16(&mut dk, &shape).unwrap(), ViewMut::bf16(&mut dv, &shape).unwrap());
+        shardings[i].add_gradients(pair, &back[i][0], sums).run().unwrap();
+        for (name, got, n) in [("dk", dk, 2), ("dv", dv, 3)] {
+            demand_near(name, &got, &take(&whole[n], &shardings[i].ranges(i).unwrap(), HEADS_KV * DIM));
+        }
+    }
+}
+
+/// Bits of a float8 near x, which is from -1 to 1.
+fn f32_to_f8(x: f32) -> u8 {
+    (x.abs() * 56.0) as u8 | if x < 0.0 { 0x80 } else { 0 }
+}
+
+/// Both passes: out, dq, dk, dv.
+fn float8_step(plan: &Plan, operands: &[Vec<u8>; 3], scales: &[Vec<f32>; 3], dout: &[u16]) -> [Vec<u16>; 4] {
+    let shapes = [0, 1, 2].map(|n: usize| [1, operands[n].len() / HEADS_KV / DIM, HEADS_KV, DIM]);
+    let [q, k, v] = [0, 1, 2].map(|n: usize| View::f8_e4m3fn(&operands[n], &shapes[n]).unwrap());
+    let [of_q, of_k, of_v] = [0, 1, 2].map(|n: usize| View::new(&scales[n], &shapes[n][..3]).unwrap());
+    let [mut out, mut dq, mut dk, mut dv] = [0, 0, 1, 2].map(|n: usize| vec![0u16; operands[n].len()]);
+    let mut lse = vec![0f32; scales[0].len()];
+    let lse_shape = [1, HEADS_KV, shapes[0][1]];
+    let forward = plan.forward(q, k, v, ViewMut::bf16(&mut out, &shapes[0]).unwrap());
+    let forward = forward.lse(ViewMut::new(&mut lse, &lse_shape).unwrap());
+    forward.q_scales(of_q).k_scales(of_k).v_scales(of_v).run().unwrap();
+    let saved = Saved {
+        q,
+        k,
+        v: Some(v),
+        out: View::bf16(&out, &shapes[0]).unwrap(),
+        lse: View::new(&lse, &lse_shape).unwrap(),
+    };
+    let gradients = Gradients {
+        dq: ViewMut::bf16(&mut dq, &shapes[0]).unwrap(),
+        dk: ViewMut::bf16(&mut dk, &shapes[1]).unwrap(),
+        dv: Some(ViewMut::bf16(&mut dv, &shapes[2]).unwrap()),
+    };
+    let backward = plan.backward(saved, View::bf16(dout, &shapes[0]).unwrap(), gradients);
+    backward.q_scales(of_q).k_scales(of_k).v_scales(of_v).run().unwrap();
+    [out, dq, dk, dv]
+}
+
 fn of_causal(problem: &Problem, ranks: usize, rank: usize, split: &Split) -> Result<Sharding> {
     Sharding::new(&context(), &causal(), problem, ranks, rank, split)
 }
@@ -418,6 +537,8 @@ fn shardings_that_are_refused() {
     for ranges in wrong {
         refused(Range, "options.ranges", problem, 2, 0, &Split::Ranges(ranges));
     }
+    let flags = Sharding::with_scales(&context(), &full(), &problem, 2, 0, &Split::Zigzag);
+    demand(Range, "options.flags", flags);
     demand(Range, "left", Sharding::new(&context(), &window(-2, 0), &problem, 2, 0, &Split::Zigzag));
 }
 
