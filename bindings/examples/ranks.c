@@ -75,11 +75,14 @@ static void carry(const spattn_sharding* sharding, int rank, char* sent, char* r
         peer.struct_size = sizeof peer;
         if (from == to || (from != rank && to != rank)) continue;
         require(spattn_sharding_peer(sharding, other, &peer));
-        /* Gradients go the way back: out of `received`, into `sent`. */
-        if ((from == rank) != is_back)
-            transfer(pipes[from][to][from == rank], sent + peer.sent_offset, peer.sent_bytes, from == rank);
+        if (!is_back && from == rank)
+            transfer(pipes[from][to][1], sent + peer.sent_offset, peer.sent_bytes, 1);
+        else if (!is_back)
+            transfer(pipes[from][to][0], received + peer.received_offset, peer.received_bytes, 0);
+        else if (from == rank) /* gradients: out of `received`, into `sent` */
+            transfer(pipes[from][to][1], received + peer.back_received_offset, peer.back_received_bytes, 1);
         else
-            transfer(pipes[from][to][from == rank], received + peer.received_offset, peer.received_bytes, from == rank);
+            transfer(pipes[from][to][0], sent + peer.back_sent_offset, peer.back_sent_bytes, 0);
     }
 }
 

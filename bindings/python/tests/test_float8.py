@@ -316,12 +316,6 @@ def test_what_is_wrong_is_named():
         (sa.ArgumentError, "plan", "backward", lambda: plan.backward(*x, out, lse, out)),
         (sa.UnsupportedError, "problem.dtype", "cache_dtype of float8", lambda: sa.plan(TEXT, *x, starts=True)),
         (sa.UnsupportedError, "problem.dtype", "STARTS", lambda: sa.Plan("full", **sizes, starts=True)),
-        (
-            sa.UnsupportedError,
-            "problem.dtype",
-            "16 bits or more",
-            lambda: sa.Sharding("full", 2, 0, seq=64, heads_q=2, head_dim=8, dtype=FLOAT8),
-        ),
         (sa.DTypeError, "problem.dtype", "float8_e4m3fn", lambda: attend(q.view(np.uint8))),
     ]
     for number, (kind, argument, words, call) in enumerate(calls):

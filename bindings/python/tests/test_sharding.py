@@ -14,8 +14,9 @@ def carry(all_ranks, sent, received, is_back=False):
     """What the transport does: from `sent` of each rank to `received` of the others, or back."""
     for one in all_ranks:
         for other in all_ranks:
-            there = sent[one.rank][one.peer(other.rank).sent]
-            here = received[other.rank][other.peer(one.rank).received]
+            out, come = one.peer(other.rank), other.peer(one.rank)
+            there = sent[one.rank][out.back_sent if is_back else out.sent]
+            here = received[other.rank][come.back_received if is_back else come.received]
             assert there.size == here.size and (one.rank != other.rank or there.size == 0)
             if is_back:
                 there[:] = here
@@ -89,6 +90,96 @@ def test_ranks_attend_as_one(pattern, split):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
+def to_axes(x, axes):
+    """Elements, or scales, of a batch of one: from bshd to these."""
+    if x is None or axes == "bshd":
+        return x
+    return x[0] if axes == "thd" else x.swapaxes(1, 2)
+
+
+def draw_float8(rng, scaled):
+    """Elements of float8 and scales, float32 or None, in bshd."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    elements = rng.standard_normal((1, SEQ, HEADS, DIM)).astype(ml_dtypes.float8_e4m3fn)
+    if scaled == "heads":
+        return elements, np.broadcast_to(rng.uniform(0.5, 2, HEADS).astype(np.float32), (1, SEQ, HEADS))
+    return elements, rng.uniform(0.3, 2, (1, SEQ, HEADS)).astype(np.float32) if scaled == "rows" else None
+
+
+def run_float8(pattern, split, scaled, axes="bshd", value_in_key=False):
+    """As run, of float8. Scales of rows are sent; one of a head is the same everywhere, and is not."""
+    rng, names = np.random.default_rng(9), ("q_scales", "k_scales", "v_scales")
+    drawn = [draw_float8(rng, scaled) for _ in names]
+    (q, k, v), scales = ([to_axes(x, axes) for x in of_all] for of_all in zip(*drawn))
+    if value_in_key:
+        v, scales[2] = None, None
+    axis = {"bshd": 1, "bhsd": 2, "thd": 0}[axes]
+    dtype = q.dtype
+    dout = to_axes(rng.standard_normal((1, SEQ, HEADS, DIM)).astype("bfloat16"), axes)
+    sizes = {"heads_q": HEADS, "head_dim": DIM, "axes": axes, "value_in_key": value_in_key, "backward": True}
+    one = sa.Plan(pattern, seq_q=SEQ, dtype=dtype, **sizes)
+    given = dict(zip(names, scales))
+    out, lse = one.forward(q, k, v, return_lse=True, **given)
+    want = out, *one.backward(q, k, v, out, lse, dout, **given)[:3]
+    ranks, how = split
+    sizes |= {"seq": SEQ, "dtype": dtype, "scales": scaled == "rows"}
+    every = [sa.Sharding(pattern, ranks, rank, split=how, **sizes) for rank in range(ranks)]
+    mine = lambda x, one: None if x is None else one.local(x, axis)
+    sent_scales = scales[1:] if scaled == "rows" else [None, None]
+    held = lambda one: [mine(x, one) for x in (k, v, *sent_scales)]
+    sent, received = [one.pack(*held(one)) for one in every], [one.empty_received() for one in every]
+    carry(every, sent, received)
+    got, gradients = [], []
+    for one in every:
+        seen = one.unpack(received[one.rank], *held(one))
+        in_place = one.empty_seen()
+        put_own(one, in_place, held(one), axis)
+        one.unpack_received(received[one.rank], *in_place)
+        keys, values, *seen_scales = seen
+        if scaled == "heads":
+            seen_scales = [None if x is None else np.repeat(x.take([0], axis), one.keys, axis) for x in scales[1:]]
+        given = dict(zip(names, (mine(scales[0], one), *(seen_scales or (None, None)))))
+        own, own_lse = one.plan.forward(mine(q, one), keys, values, return_lse=True, **given)
+        if scaled == "rows":
+            again = given | dict(zip(names[1:], in_place[2:]))
+            assert np.array_equal(one.plan.forward(mine(q, one), *in_place[:2], **again), own), "keys in place"
+        dq, *of_seen = one.plan.backward(mine(q, one), keys, values, own, own_lse, mine(dout, one), **given)[:3]
+        got.append([own, dq])
+        gradients.append(of_seen)
+    received = [one.pack_gradients(*gradients[one.rank]) for one in every]
+    sent = [one.empty_sent() for one in every]
+    carry(every, sent, received, is_back=True)
+    for one in every:
+        got[one.rank] += one.add_gradients(sent[one.rank], *gradients[one.rank])
+    return [(x, mine(y, one)) for one in every for x, y in zip(got[one.rank], want)]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("scaled", ["rows", "heads", "never"])
+def test_ranks_bring_float8(split, scaled):
+    runs = [("causal & (sink(3) | window(70,0))", "bshd", False), ("block_diagonal(100)", "bhsd", False)]
+    for pattern, axes, value_in_key in [*runs, ("causal", "thd", False), ("full", "bshd", True)]:
+        for got, want in run_float8(pattern, split, scaled, axes, value_in_key):
+            assert (got is None) == (want is None)
+            if got is not None:
+                assert got.dtype == want.dtype == np.dtype("bfloat16")
+                got, want = got.astype(np.float32), want.astype(np.float32)
+                np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
+
+
+def test_float8_halves_what_is_sent():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    sizes = {"seq": 1024, "heads_q": HEADS, "head_dim": DIM, "backward": True}
+    wide, rows, bare = (
+        sa.Sharding("causal", 2, 0, **sizes, dtype=dtype, scales=scales).peer(1)
+        for dtype, scales in [("bfloat16", False), (ml_dtypes.float8_e4m3fn, True), (ml_dtypes.float8_e4m3fn, False)]
+    )
+    length = lambda part: part.stop - part.start
+    assert 2 * length(bare.sent) == length(wide.sent) == 512 * HEADS * 2 * DIM * 2
+    assert length(rows.sent) == length(bare.sent) + 512 * HEADS * 2 * 4
+    assert length(wide.back_sent) == length(rows.back_sent) == length(bare.back_sent) == length(wide.sent)
+
+
 @pytest.mark.parametrize("axes", ["bhsd", "thd"])
 def test_axes_and_options(axes):
     for options in ({"value_in_key": True, "softcap": 3.0}, {"dtype": np.float64, "scale": 0.4, "deterministic": True}):
@@ -112,6 +203,32 @@ def test_what_goes_where():
     assert sa.Sharding("runtime_tokens(4) & causal & window(100,0)", 4, 3, **sizes).seen == [(0, 1024)]
     zigzag = sa.Sharding("causal", 2, 0, split="zigzag", **sizes)
     assert zigzag.ranges == [(0, 256), (768, 1024)] and "rows([0,256,768,1024]" in zigzag.plan.explain()
+
+
+def test_errors_of_float8():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    sizes = {"seq": 64, "heads_q": HEADS, "head_dim": DIM, "dtype": ml_dtypes.float8_e4m3fn, "backward": True}
+    bare, rows = sa.Sharding("full", 2, 0, **sizes), sa.Sharding("full", 2, 0, **sizes, scales=True)
+    k, scales = np.zeros((1, 32, HEADS, DIM), ml_dtypes.float8_e4m3fn), np.ones((1, 32, HEADS), np.float32)
+    sent, wide, received = rows.pack(k, k, scales, scales), k.astype(np.float32), rows.empty_received()
+    seen, of_v = rows.empty_seen(), "seen_v_scales"
+    for call, kind, argument in [
+        (lambda: sa.Sharding("full", 2, 0, **sizes | {"dtype": "f4"}, scales=True), "ArgumentError", "options.flags"),
+        (lambda: bare.pack(k, k, scales, scales), "ArgumentError", "k_scales"),
+        (lambda: bare.pack(wide, k), "DTypeError", "k"),
+        (lambda: rows.pack(k, k), "ArgumentError", "k_scales"),
+        (lambda: rows.pack(k, k, scales), "ArgumentError", "v_scales"),
+        (lambda: rows.pack(k, k, scales[:, 1:], scales), "ShapeError", "k_scales"),
+        (lambda: rows.pack(k, k, scales, scales.astype(np.float64)), "DTypeError", "v_scales"),
+        (lambda: rows.unpack(sent[1:], k, k, scales, scales), "SparseAttentionError", "buffer_bytes"),
+        (lambda: rows.unpack_received(received, *seen[:2]), "ArgumentError", "seen_k_scales"),
+        (lambda: rows.unpack_received(received, wide, seen[1], *seen[2:]), "DTypeError", "seen_k"),
+        (lambda: rows.unpack_received(received, *seen[:3], np.zeros((1, 64, HEADS), "S8")), "DTypeError", of_v),
+        (lambda: rows.pack_gradients(*seen[:2]), "DTypeError", "seen_k"),
+    ]:
+        with pytest.raises(getattr(sa, kind), match="accepted: ") as caught:
+            call()
+        assert caught.value.argument == argument, (argument, str(caught.value))
 
 
 def test_errors():

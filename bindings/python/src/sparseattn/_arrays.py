@@ -18,9 +18,12 @@ _OF_ML_DTYPES = {"bfloat16": (lib.SPATTN_BFLOAT, 16), "float8_e4m3fn": FLOAT8}
 # What arguments accept, by their names. All others are positions, or lists of them.
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 _ACCEPTED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("problem.dtype", "problem.cache_dtype", "q", "k", "v"), (*FLOATS, "float8_e4m3fn")),
-    **dict.fromkeys(("k_new", "v_new", "seen_k", "seen_v", "out", "dout"), FLOATS),
-    **dict.fromkeys(("lse", "dlse", "sink_logits", "q_scales", "k_scales", "v_scales"), ("float32",)),
+    **dict.fromkeys(
+        ("problem.dtype", "problem.cache_dtype", "q", "k", "v", "seen_k", "seen_v"), (*FLOATS, "float8_e4m3fn")
+    ),
+    **dict.fromkeys(("k_new", "v_new", "out", "dout"), FLOATS),
+    **dict.fromkeys(("lse", "dlse", "sink_logits"), ("float32",)),
+    **dict.fromkeys(("q_scales", "k_scales", "v_scales", "seen_k_scales", "seen_v_scales"), ("float32",)),
     "mask": ("bool", "uint8"),
 }
 

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
     from ._patterns import AnyPattern, Pattern
 
-    Arrays = tuple[NDArray[Any], NDArray[Any] | None]
+    Arrays = tuple[NDArray[Any] | None, ...]
+
+
+_SEEN = ("seen_k", "seen_v", "seen_k_scales", "seen_v_scales")
 
 
 class Peer(NamedTuple):
@@ -39,8 +42,10 @@ class Peer(NamedTuple):
 
     tokens_sent: int  #: whose keys and values go to it
     tokens_received: int  #: whose keys and values come from it
-    sent: slice  #: its part of what `pack` returns, and of what `add_gradients` takes
-    received: slice  #: its part of what `unpack` takes, and of what `pack_gradients` returns
+    sent: slice  #: its part of what `pack` returns
+    received: slice  #: its part of what `unpack` takes
+    back_sent: slice  #: its part of what `add_gradients` takes: another than sent with float8 alone
+    back_received: slice  #: its part of what `pack_gradients` returns, likewise
 
 
 class Sharding(OfThisProcess):
@@ -52,13 +57,22 @@ class Sharding(OfThisProcess):
         seen_k, seen_v = sharding.unpack(received, k, v)
         out, lse = sharding.plan.forward(q, seen_k, seen_v, return_lse=True)
         dq, seen_dk, seen_dv = sharding.plan.backward(q, seen_k, seen_v, out, lse, dout)
-        back = sharding.pack_gradients(seen_dk, seen_dv)  # back[peer.received] goes to its sent[peer.sent]
+        back = sharding.pack_gradients(seen_dk, seen_dv)   # back[peer.back_received] goes to its [peer.back_sent]
         dk, dv = sharding.add_gradients(came_back, seen_dk, seen_dv)
 
     Before a rank attends, it receives the keys and values that its queries see and others hold, in blocks of 128 tokens,
     and no more; their gradients go back, and are added up there: the rank's own first, then those of others in the order
     of ranks, in float32 (float64 of such arrays). How bytes travel is the caller's, say MPI's Alltoallv. All ranks make
     theirs of equal arguments, but for rank. A sink's gradient has, on each rank, the part of its queries.
+
+    With a dtype of float8_e4m3fn keys and values go as they are, a byte an element, and gradients come back as
+    bfloat16. Rows may have scales, which `scales` sends with them, so that ranks may round their own tokens:
+
+        sent = sharding.pack(k, v, k_scales, v_scales)
+        seen_k, seen_v, seen_k_scales, seen_v_scales = sharding.unpack(received, k, v, k_scales, v_scales)
+
+    Scales that all ranks know need not be sent: one for each head that is the same everywhere, or none, go to the plan
+    as they are, as do scales of queries, which are the rank's own.
 
     pattern      over all tokens: a Pattern or its text
     ranks, rank  how many there are, and which one this is
@@ -67,6 +81,7 @@ class Sharding(OfThisProcess):
                  shares rank r holds number r and, counted from the end, number r again, so that causal attention is as
                  much work for all. Or, for each rank, the [(begin, end), ...] that it holds, in its order; every token
                  is held once, and each rank holds one at least
+    scales       with float8: exchanges have scales of rows, too
     options      those of Plan, but for seq_q, seq_k, q_offset and caches
 
     Raises ArgumentError, DTypeError, UnsupportedError: .argument names the field, "options.ranges".
@@ -88,6 +103,7 @@ class Sharding(OfThisProcess):
         axes: str = "bshd",
         split: str | Sequence[Sequence[tuple[int, int]]] = "contiguous",
         value_in_key: bool = False,
+        scales: bool = False,
         context: Context | None = None,
         **options: Any,
     ):
@@ -107,9 +123,11 @@ class Sharding(OfThisProcess):
         )
         context = default_context() if context is None else required_context(context)
         whole = as_pattern(pattern)
-        arguments = context._handle, whole._handle, problem, _read_split(split, ranks, rank), self._stream()
+        sharding = _read_split(split, ranks, rank)
+        sharding.flags = lib.SPATTN_SHARDING_SCALES if scales else 0
+        arguments = context._handle, whole._handle, problem, sharding, self._stream()
         self._handle = own("spattn_sharding", lib.spattn_sharding_create, *arguments)
-        self._axes, self._value_in_key = axes, value_in_key
+        self._axes, self._value_in_key, self._scales = axes, value_in_key, bool(scales)
         #: which rank this is
         self.rank = rank
         #: [(begin, end), ...] of the tokens that this rank holds, in their order
@@ -126,9 +144,7 @@ class Sharding(OfThisProcess):
         problem.seq_q, problem.seq_k = self.tokens, self.keys
         #: the Plan of this rank's queries: seq_q is tokens, seq_k is keys
         self.plan = self._adopt(own("spattn_plan", lib.spattn_sharding_plan, self._handle), whole, problem)
-        sizes = ffi.new("size_t[2]")
-        check(lib.spattn_sharding_buffers(self._handle, sizes, sizes + 1))
-        self._sent_bytes, self._received_bytes = sizes
+        self._last = self.peer(ranks - 1)  # whose parts end where all do
         dims = problem.head_dim, problem.head_dim_v
         self._held = [self.plan._shape(batch, problem.heads_kv, self.tokens, dim) for dim in dims]
 
@@ -150,7 +166,9 @@ class Sharding(OfThisProcess):
         check(lib.spattn_sharding_peer(self._handle, integer(rank, "rank"), peer))
         sent = slice(peer.sent_offset, peer.sent_offset + peer.sent_bytes)
         received = slice(peer.received_offset, peer.received_offset + peer.received_bytes)
-        return Peer(peer.tokens_sent, peer.tokens_received, sent, received)
+        back_sent = slice(peer.back_sent_offset, peer.back_sent_offset + peer.back_sent_bytes)
+        back_received = slice(peer.back_received_offset, peer.back_received_offset + peer.back_received_bytes)
+        return Peer(peer.tokens_sent, peer.tokens_received, sent, received, back_sent, back_received)
 
     def local(self, x: Any, axis: int = 1) -> Any:
         """This rank's tokens of an array that has all of them along that axis."""
@@ -163,33 +181,38 @@ class Sharding(OfThisProcess):
 
     def empty_sent(self) -> Any:
         """Room for gradients that come back: bytes, the parts of one rank after the other."""
-        return self._empty_bytes(self._sent_bytes)
+        return self._empty_bytes(self._last.back_sent.stop)
 
     def empty_received(self) -> Any:
         """Room for keys and values that come from others, likewise."""
-        return self._empty_bytes(self._received_bytes)
+        return self._empty_bytes(self._last.received.stop)
 
-    def pack(self, k: Any, v: Any = None) -> Any:
+    def pack(self, k: Any, v: Any = None, k_scales: Any = None, v_scales: Any = None) -> Any:
         """What goes to others: bytes, the part of one rank after the other.
 
-        k  [batch, tokens, heads_kv, head_dim], in the sharding's axes and dtype
-        v  the same with head_dim_v; None with value_in_key
+        k         [batch, tokens, heads_kv, head_dim], in the sharding's axes and dtype
+        v         the same with head_dim_v; None with value_in_key
+        k_scales  float32 [batch, tokens, heads_kv], as k without head_dim, of a sharding with scales; else None
+        v_scales  the same of v; None with value_in_key
 
         Raises ShapeError, DTypeError, ArgumentError: .argument is the name above; in all that follow, "buffer" or
         "buffer_bytes" for bytes, and "seen_k" or "seen_v" for gradients of another shape or dtype.
         """
-        sent = self.empty_sent()
-        self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, {"k": k, "v": v})
+        sent = self._empty_bytes(self._last.sent.stop)
+        held = {"k": k, "v": v, "k_scales": k_scales, "v_scales": v_scales}
+        self._exchange(lib.SPATTN_EXCHANGE_PACK, sent, held)
         return sent
 
-    def unpack(self, received: Any, k: Any, v: Any = None) -> Arrays:
-        """Keys and values of the tokens in `seen`; what nobody here sees may be anything.
+    def unpack(self, received: Any, k: Any, v: Any = None, k_scales: Any = None, v_scales: Any = None) -> Arrays:
+        """Keys and values of the tokens in `seen`, and with scales those of both; what nobody sees may be anything.
 
-        received  bytes that others packed, uint8
-        k, v      as in pack
+        received            bytes that others packed, uint8
+        k, v                as in pack
+        k_scales, v_scales  likewise
         """
-        seen_k, seen_v = seen = self.empty_seen()
-        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {"k": k, "v": v}, {"seen_k": seen_k, "seen_v": seen_v})
+        seen = self.empty_seen()
+        held = {"k": k, "v": v, "k_scales": k_scales, "v_scales": v_scales}
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, held, dict(zip(_SEEN, seen)))
         return seen
 
     def pack_gradients(self, seen_dk: Any, seen_dv: Any = None) -> Any:
@@ -197,7 +220,7 @@ class Sharding(OfThisProcess):
 
         seen_dk, seen_dv  [batch, keys, heads_kv, ...], as the plan's backward returns them
         """
-        received = self.empty_received()
+        received = self._empty_bytes(self._last.back_received.stop)
         self._exchange(lib.SPATTN_EXCHANGE_PACK_GRADIENTS, received, {"seen_k": seen_dk, "seen_v": seen_dv})
         return received
 
@@ -206,27 +229,34 @@ class Sharding(OfThisProcess):
 
         sent  bytes that came back, which lie as those that pack returned
         """
-        dk, dv = held = self._empty_pair(self._held)
+        dk, dv = held = self._empty_pair(self._held, self.plan._out_dtype)
         seen = {"seen_k": seen_dk, "seen_v": seen_dv}
         self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, seen, {"k": dk, "v": dv})
         return held
 
-    def unpack_received(self, received: Any, seen_k: Any, seen_v: Any = None) -> None:
-        """unpack into arrays that have this rank's own keys and values already, at `places`."""
-        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, {"seen_k": seen_k, "seen_v": seen_v})
+    def unpack_received(
+        self, received: Any, seen_k: Any, seen_v: Any = None, seen_k_scales: Any = None, seen_v_scales: Any = None
+    ) -> None:
+        """unpack into arrays that have this rank's own keys and values already, at `places`, and their scales."""
+        seen = dict(zip(_SEEN, (seen_k, seen_v, seen_k_scales, seen_v_scales)))
+        self._exchange(lib.SPATTN_EXCHANGE_UNPACK, received, {}, seen)
 
     def add_gradients_in_place(self, sent: Any, seen_dk: Any, seen_dv: Any = None) -> None:
         """add_gradients, whose sums take the place of this rank's own gradients in these: see own_of."""
         self._exchange(lib.SPATTN_EXCHANGE_ADD_GRADIENTS, sent, {}, {"seen_k": seen_dk, "seen_v": seen_dv})
 
-    def empty_seen(self) -> tuple[Any, Any]:
-        """Room for keys and values of the tokens in `seen`, or for their gradients."""
-        return self._empty_pair([self.plan._k_shape, self.plan._v_shape])
+    def empty_seen(self) -> tuple[Any, ...]:
+        """Room for keys and values of the tokens in `seen`, and with scales for those of both."""
+        shapes = [self.plan._k_shape, self.plan._v_shape]
+        seen = self._empty_pair(shapes, self.dtype)
+        if not self._scales:
+            return seen
+        return *seen, *self._empty_pair([shape[:-1] for shape in shapes], self.plan._float32)
 
-    def _empty_pair(self, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
+    def _empty_pair(self, shapes: list[tuple[int, ...]], dtype: Any) -> tuple[Any, Any]:
         of_k, of_v = shapes
-        keys = self.plan._empty(of_k, self.dtype)
-        return keys, None if self._value_in_key else self.plan._empty(of_v, self.dtype)
+        keys = self.plan._empty(of_k, dtype)
+        return keys, None if self._value_in_key else self.plan._empty(of_v, dtype)
 
     def _exchange(self, step: int, buffer: Any, read: dict[str, Any], written: dict[str, Any] | None = None) -> None:
         """One step of the library's. Arrays by the names of its fields; None is left out."""
