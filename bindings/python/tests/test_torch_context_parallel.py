@@ -16,6 +16,7 @@ import sparseattn.torch as sat  # noqa: E402
 
 SEQ, PROCESSES, SECONDS = 700, 3, 300
 UNEVEN = [[(600, 700), (0, 30)], [(31, 300)], [(30, 31), (300, 600)]]
+FLOAT8 = [("causal & (sink(3) | window(150,0))", "zigzag"), ("causal", "contiguous"), ("window(40,60)", UNEVEN)]
 SHAPES = {"q": (2, SEQ, 4, 24), "k": (2, SEQ, 2, 24), "v": (2, SEQ, 2, 16)}
 
 
@@ -135,6 +136,86 @@ def check_axes():
         assert torch.equal(parallel.attention(q, k, v), want), "autocast"
 
 
+def run_float8(attend, x, **options):
+    """As run, of what is rounded on the way in."""
+    leaves = [None if tensor is None else tensor.clone().requires_grad_() for tensor in x]
+    out, lse = attend(*leaves, return_lse=True, **options)
+    loss = (out.float() * (1 + out.detach().float().cos())).sum() + lse.nan_to_num(neginf=0).sin().sum()
+    return [out.detach(), lse.detach(), *torch.autograd.grad(loss, [x for x in leaves if x is not None])]
+
+
+def near(got, want, name):
+    """Sums of other roundings to bfloat16."""
+    got, want = got.float(), want.float()
+    bound = 2e-2 * want.nan_to_num(neginf=0).abs().max().item()
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=bound, msg=lambda text: f"{name}: {text}")
+
+
+def check_float8(text, ranges):
+    """Rounded here, and rounded before; scales of heads, of rows, and none; values in keys."""
+    parallel = sat.ContextParallel(text, SEQ, ranges=ranges)
+    whole = [x * torch.linspace(0.1, 3, SEQ)[:, None, None] for x in operands().values()]  # tokens that are loud
+    q, k, v = whole
+    axes = [1, 2, 1, 1, 1]
+    for case, (x, options) in {
+        "heads": (whole, {}),
+        "rows": (whole, {"scales": "rows"}),
+        "of bfloat16": ([x.bfloat16() for x in whole], {"deterministic": True}),
+        "values in keys": ([q, k[:, :, :1], None], {"head_dim_v": 16, "scales": "rows"}),
+    }.items():
+        want = run_float8(lambda *x, **more: sat.float8_attention(*x, text, **more), x, **options)
+        got = run_float8(parallel.float8_attention, [y if y is None else parallel.local(y) for y in x], **options)
+        for name, one, other, axis in zip(("out", "lse", "dq", "dk", "dv"), got, want, axes):
+            assert one.dtype == other.dtype
+            near(one, parallel.local(other, axis), f"{name} of {case}")
+    for case, round_here in {
+        "rows": lambda x: sat.to_float8(x, scales="rows"),
+        "heads, each process its own": sat.to_float8,
+        "none": lambda x: (x.to(torch.float8_e4m3fn), None),
+    }.items():
+        rounded = [round_here(parallel.local(x)) for x in whole]
+        (q, k, v), scales = zip(*rounded)
+        scales = dict(zip(("q_scales", "k_scales", "v_scales"), scales))
+        got = parallel.attention(q, k, v, **scales)
+        # What everybody's rows stand for, gathered: exact, as scales are powers of two.
+        stand_for = []
+        for x, of_x in zip((q, k, v), scales.values()):
+            own = x.float() if of_x is None else x.float() * of_x[..., None]
+            all_of_it = [None] * PROCESSES
+            dist.all_gather_object(all_of_it, (parallel.ranges, own))
+            one = own.new_empty(own.shape[0], SEQ, *own.shape[2:])
+            for held, rows in all_of_it:
+                for (begin, end), part in zip(held, rows.split([end - begin for begin, end in held], 1)):
+                    one[:, begin:end] = part
+            stand_for.append(one)
+        want = sat.attention(*stand_for, text)
+        assert got.dtype == torch.bfloat16
+        near(got, parallel.local(want), f"out of {case}")
+    only_keys = parallel.attention(q, k, v, k_scales=torch.full(k.shape[:-1], 0.5))
+    near(only_keys, parallel.attention(q, k, v, scale=0.5 * 24**-0.5), "scales of keys alone")
+
+
+def check_axes_of_float8():
+    parallel = sat.ContextParallel("causal & window(99,0)", SEQ, ranges="zigzag")
+    x = [parallel.local(x) for x in operands().values()]
+    for scales in ("heads", "rows"):
+        want = parallel.float8_attention(*x, scales=scales)
+        of_heads = parallel.float8_attention(*(x.transpose(1, 2) for x in x), axes="bhsd", scales=scales)
+        assert torch.equal(of_heads.transpose(1, 2), want)
+        packed = parallel.float8_attention(*(x[0] for x in x), axes="thd", scales=scales)
+        if scales == "rows":  # else the other entry's are not the largest
+            assert torch.equal(packed, want[0])
+        with torch.autocast("cpu", torch.bfloat16):
+            assert parallel.float8_attention(*x, scales=scales).dtype == torch.bfloat16
+    # What is not finite in one process has no scale in any.
+    x[2] = x[2].clone()
+    x[2][0, -1, 0, 0] = torch.nan if dist.get_rank() == 1 else 1000
+    gathered = [None] * PROCESSES
+    _, scales = parallel._round("bshd", "heads", *x)
+    dist.all_gather_object(gathered, scales[2][0, 0].tolist())
+    assert gathered == [gathered[0]] * PROCESSES and gathered[0][0] == 1, gathered
+
+
 def check_sent():
     """A window needs the tokens beside the own ones, blocks alone none, and sinks the first block."""
     texts = "block_diagonal(1024)", "causal & window(100,0)", "causal & (sink(4) | window(100,0))", "full"
@@ -156,17 +237,34 @@ def check_kept():
         tokens = [shape[1] for shape in kept if len(shape) == 4]
         assert max(tokens) == most, (pattern, kept)
         out.sum().backward()
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            out = parallel.float8_attention(*own)
+        widths = [x.element_size() for x in kept if x.dim() == 4]
+        assert sorted(widths) == [1, 1, 1, 2], "a byte for each element of q, k and v, two for out"
+        out.sum().backward()
 
 
 def check_errors():
     x = torch.zeros(1, SEQ, 2, 8)
     parallel = sat.ContextParallel("causal", SEQ)
+    own = parallel.local(x)
+    small, scales = own.to(torch.float8_e4m3fn), torch.ones(own.shape[:-1])
     for call, argument in [
         (lambda: parallel.attention(x, x, x), "q"),
         (lambda: parallel.attention(parallel.local(x), x, x), "k"),
         (lambda: parallel.attention(x, x, x, axes="sbhd"), "axes"),
         (lambda: parallel.attention(x, x, x, q_offset=0), "q_offset"),
         (lambda: parallel.attention(np.zeros(3), x, x), "q"),
+        (lambda: parallel.attention(own, own, own, k_scales=scales), "k_scales"),
+        (lambda: parallel.attention(small, small, small, k_scales=scales[:, 1:]), "k_scales"),
+        (lambda: parallel.attention(small, small, small, v_scales=scales.double()), "v_scales"),
+        (lambda: parallel.attention(small, small, small, q_scales=np.ones(3)), "q_scales"),
+        (lambda: parallel.attention(small, small, small, q_scales=scales.clone().requires_grad_()), "q_scales"),
+        (lambda: parallel.attention(small.clone().requires_grad_(), small, small), "q"),
+        (lambda: parallel.attention(small, small, None, v_scales=scales), "v_scales"),
+        (lambda: parallel.float8_attention(own, own, own, scales="columns"), "scales"),
+        (lambda: parallel.float8_attention(x, x, x), "q"),
         (lambda: sat.ContextParallel("causal", 5, ranges="zigzag"), "seq"),
         (lambda: sat.ContextParallel("causal", SEQ, ranges="ring"), "ranges"),
         (lambda: sat.ContextParallel("causal", SEQ, ranges=[[(0, SEQ)]]), "ranges"),
@@ -190,6 +288,9 @@ def process(rank, file):
         except Exception as error:
             raise AssertionError(f"{pattern!r} {ranges} {options}: {error}") from error
     check_axes()
+    for text, ranges in FLOAT8:
+        check_float8(text, ranges)
+    check_axes_of_float8()
     check_sent()
     check_kept()
     check_errors()

@@ -127,7 +127,7 @@ class Sharding(OfThisProcess):
         sharding.flags = lib.SPATTN_SHARDING_SCALES if scales else 0
         arguments = context._handle, whole._handle, problem, sharding, self._stream()
         self._handle = own("spattn_sharding", lib.spattn_sharding_create, *arguments)
-        self._axes, self._value_in_key, self._scales = axes, value_in_key, bool(scales)
+        self._axes, self._value_in_key, self.sends_scales = axes, value_in_key, bool(scales)
         #: which rank this is
         self.rank = rank
         #: [(begin, end), ...] of the tokens that this rank holds, in their order
@@ -249,7 +249,7 @@ class Sharding(OfThisProcess):
         """Room for keys and values of the tokens in `seen`, and with scales for those of both."""
         shapes = [self.plan._k_shape, self.plan._v_shape]
         seen = self._empty_pair(shapes, self.dtype)
-        if not self._scales:
+        if not self.sends_scales:
             return seen
         return *seen, *self._empty_pair([shape[:-1] for shape in shapes], self.plan._float32)
 

@@ -5,13 +5,14 @@ Every process has the queries, keys and values of its own tokens. Before it atte
 its queries see and that others hold, block by block, and no others: of a window that is what lies beside its tokens, of
 sinks the first block. Then its queries attend at their own positions, so that every pattern means what it means on one
 device. Gradients of keys and values go back to who holds them and are added up there, always in the same order. What is
-sent, and the plan of a process' queries, are those of sparseattn.Sharding; torch.distributed carries the bytes.
+sent, and the plan of a process' queries, are those of sparseattn.Sharding; torch.distributed carries the bytes, of float8
+half as many as of bfloat16.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,14 @@ from .._patterns import as_pattern
 from .._plans import options_of
 from .._sharding import Sharding
 from ._attention import autocast, needs_gradients, once, refuse_transforms
+from ._float8 import largest_of, rounded_by
+from ._operators import SCALES
 from ._sharding import TensorSharding
-from ._tensors import context_of, require_tensor
+from ._tensors import context_of, refuse_gradients, require_tensor
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from .._core import Context
     from .._patterns import AnyPattern
 
@@ -34,6 +39,9 @@ if TYPE_CHECKING:
 TOKEN_AXIS = {"bshd": 1, "bhsd": 2, "thd": 0}
 _MORE = ("sink_logits", "indices", "index_counts")  # what a call may bring beside q, k and v
 _EXCHANGES = 16  # that are kept for calls to come
+_FLOAT8_GRADIENTS = (  # where they are
+    "ContextParallel.float8_attention of tensors that are not rounded yet, or a call under torch.no_grad()"
+)
 
 
 class ContextParallel(OfThisProcess):
@@ -125,6 +133,9 @@ class ContextParallel(OfThisProcess):
         indices: torch.Tensor | None = None,
         index_counts: torch.Tensor | None = None,
         sink_logits: torch.Tensor | None = None,
+        q_scales: torch.Tensor | None = None,
+        k_scales: torch.Tensor | None = None,
+        v_scales: torch.Tensor | None = None,
         return_lse: bool = False,
     ) -> Any:
         """sparseattn.torch.attention of this process' tokens: out, or (out, lse), with gradients. A collective call, as
@@ -136,11 +147,62 @@ class ContextParallel(OfThisProcess):
         indices, index_counts  of this process' queries; entries name keys by their positions among all, and bring as
              many keys here as the rest of the pattern leaves
         sink_logits  the same everywhere, and each process has the part of their gradient that its queries make
+        q_scales, k_scales, v_scales  of this process' tokens, with q, k and v of torch.float8_e4m3fn, whose bytes are
+             sent as they are. Those of keys and values are sent, too, one of each row, so that processes may have
+             rounded theirs by themselves; k_scales, and v_scales, are given in all processes or in none
 
         For backward a process keeps the keys and values that it holds or sees. Other options are those of attention.
         Sums of a key's gradients over processes are float32 (float64 of such tensors), of parts that were rounded to the
         dtype. Raises ArgumentError, ShapeError, and what attention raises.
         """
+        scales = q_scales, k_scales, v_scales
+        options = _Options(axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32, context)
+        out, lse = self._attend(q, k, v, options, (sink_logits, indices, index_counts), scales)
+        return (out, lse) if return_lse else out
+
+    def float8_attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor | None,
+        *,
+        scales: Literal["heads", "rows"] = "heads",
+        axes: str = "bshd",
+        scale: float | None = None,
+        softcap: float | None = None,
+        q_offset: int | None = None,
+        head_dim_v: int | None = None,
+        deterministic: bool = False,
+        reference: bool = False,
+        context: Context | None = None,
+        indices: torch.Tensor | None = None,
+        index_counts: torch.Tensor | None = None,
+        sink_logits: torch.Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """sparseattn.torch.float8_attention of this process' tokens: operands are rounded to float8 before they are
+        sent, and gradients are handed on as if nothing had been rounded.
+
+        scales  "heads": each head of a batch entry has one, for which processes agree on its largest magnitude, one
+                small message more. "rows": each row has one, which is sent with it
+
+        Elements and scales are those of one device. Of what a process holds and sees backward keeps a byte an element,
+        and scales. All else as in attention; out has the dtype of q.
+        """
+        options = _Options(axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False, context)
+        out, lse = self._attend(q, k, v, options, (sink_logits, indices, index_counts), (None,) * 3, scales)
+        return (out, lse) if return_lse else out
+
+    def _attend(
+        self, q: Any, k: Any, v: Any, options: _Options, more: Any, scales: Any, rounds: str | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """out and lse.
+
+        more    sink_logits, indices, index_counts
+        scales  of q, k and v
+        rounds  who has a scale, where operands are rounded here: "heads", "rows"
+        """
+        axes, q_offset, sink_logits = options.axes, options.q_offset, more[0]
         if axes not in TOKEN_AXIS:
             message = f"argument axes is {axes!r}; accepted: {', '.join(map(repr, TOKEN_AXIS))}"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "axes")
@@ -154,27 +216,56 @@ class ContextParallel(OfThisProcess):
             if x.dim() <= axis or x.shape[axis] != self.tokens:
                 message = f"argument {name} has shape {list(x.shape)}; accepted: {self.tokens} tokens on axis {axis}"
                 raise ShapeError(message, "SPATTN_E_SHAPE", name)
-        refuse_transforms(**operands, sink_logits=sink_logits)
+        of_scales = dict(zip(SCALES, scales))
+        for name, x in of_scales.items():
+            if x is not None and q.dtype != torch.float8_e4m3fn:
+                message = f"argument {name} is given where q is {q.dtype}; accepted: None, or q of float8_e4m3fn"
+                raise ArgumentError(message, "SPATTN_E_STATE", name)
+        refuse_transforms(**operands, sink_logits=sink_logits, **of_scales)
+        if q.dtype == torch.float8_e4m3fn:
+            given = {**operands, "sink_logits": sink_logits, **of_scales}
+            refuse_gradients("call of float8", _FLOAT8_GRADIENTS, **given)
         q, k, v = autocast(q, k, v)
+        sends_scales = rounds == "rows" or scales[1] is not None or scales[2] is not None
         backward = needs_gradients(q, k, v, sink_logits)
-        deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+        deterministic = options.deterministic or torch.are_deterministic_algorithms_enabled()
         exchange = self._find(
-            context_of(q) if context is None else context,
+            context_of(q) if options.context is None else options.context,
             q.device,
-            q.dtype,
+            q.dtype if rounds is None else torch.float8_e4m3fn,
             (q.shape, k.shape, None if v is None else v.shape),
             axes,
-            scale if scale is None else real(scale, "problem.scale"),
-            softcap if softcap is None else real(softcap, "problem.softcap"),
-            head_dim_v,
-            (sink_logits is not None, backward, deterministic, reference, tf32),
+            options.scale if options.scale is None else real(options.scale, "problem.scale"),
+            options.softcap if options.softcap is None else real(options.softcap, "problem.softcap"),
+            options.head_dim_v,
+            (sink_logits is not None, backward, deterministic, options.reference, options.tf32),
+            sends_scales,
         )
-        more = sink_logits, indices, index_counts
+        rounding, dtype = None if rounds is None else functools.partial(self._round, axes, rounds), q.dtype
         if backward:
-            out, lse = _Attend.apply(exchange, q, k, v, *more)
+            out, lse = _Attend.apply(exchange, rounding, scales, q, k, v, *more)
         else:
-            out, lse = exchange.run(q, exchange.bring(k, v), more)
-        return (out, lse) if return_lse else out
+            out, lse = _attend(exchange, rounding, scales, q, k, v, more)[:2]
+        return out if rounds is None else out.to(dtype), lse
+
+    def _round(self, axes: str, scales: str, *operands: torch.Tensor | None) -> Any:
+        """Elements and scales of q, k and, where it is not None, v."""
+        given = [x for x in operands if x is not None]
+        largest = [largest_of(x, axes, scales) for x in given]
+        if scales == "heads":
+            largest = self._largest_of_all(largest)
+        rounded: list[Any] = [rounded_by(x, most) for x, most in zip(given, largest)]
+        return zip(*rounded, *[(None, None)] * (len(operands) - len(given)))
+
+    def _largest_of_all(self, largest: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of all processes. NaN, which not every transport takes for the largest, counts as infinity: neither has a
+        scale."""
+        together = torch.cat([x.flatten() for x in largest])
+        together = torch.where(together.isnan(), float("inf"), together)
+        if len(together):
+            dist.all_reduce(together, dist.ReduceOp.MAX, self.group)
+        parts = together.split_with_sizes([x.numel() for x in largest])
+        return [part.view(x.shape) for part, x in zip(parts, largest)]
 
     def _make_exchange(
         self,
@@ -187,10 +278,11 @@ class ContextParallel(OfThisProcess):
         softcap: float | None,
         head_dim_v: int | None,
         flags: tuple[bool, ...],
+        sends_scales: bool,
     ) -> _Exchange:
         options = options_of(dtype, shapes, axes, scale, softcap, head_dim_v, flags)
         del options["seq_q"], options["seq_k"]
-        options |= {"seq": self.seq, "split": self._of_all, "context": context}
+        options |= {"seq": self.seq, "split": self._of_all, "scales": sends_scales, "context": context}
         sharding = TensorSharding(self.pattern, device, self.size, self.rank, **options)
         return _Exchange(self, sharding, TOKEN_AXIS[axes])
 
@@ -215,6 +307,18 @@ class ContextParallel(OfThisProcess):
                     raise ArgumentError(message, "SPATTN_E_ARGUMENT", "group")
 
 
+class _Options(NamedTuple):
+    axes: str
+    scale: float | None
+    softcap: float | None
+    q_offset: int | None
+    head_dim_v: int | None
+    deterministic: bool
+    reference: bool
+    tf32: bool
+    context: Context | None
+
+
 class _Exchange:
     """What goes between this process and others in calls of the same shapes and options."""
 
@@ -223,24 +327,41 @@ class _Exchange:
         self._axis, self._group = axis, parallel.group
         self._peers = [(dist.get_global_rank(self._group, rank), sharding.peer(rank)) for rank in range(parallel.size)]
 
-    def bring(self, k: torch.Tensor, v: torch.Tensor | None) -> Any:
-        """Keys and values that this process holds or sees. What lies between them, and nobody here sees, is not written."""
-        received, seen = self.sharding.empty_received(), self.sharding.empty_seen()
-        requests = self._send(self.sharding.pack(k, v), received, False)
+    def bring(self, k: torch.Tensor, v: torch.Tensor | None, *scales: torch.Tensor | None) -> Any:
+        """Keys and values that this process holds or sees, and scales of both: those of rows are sent, those of heads
+        are the same everywhere. What lies between them, and nobody here sees, is not written."""
+        sharding = self.sharding
+        held: tuple[torch.Tensor | None, ...] = (k, v)
+        if sharding.sends_scales:
+            held += tuple(
+                torch.ones(x.shape[:-1], device=x.device) if of_x is None and x is not None else of_x
+                for x, of_x in zip(held, scales)
+            )
+        received, seen = sharding.empty_received(), sharding.empty_seen()
+        requests = self._send(sharding.pack(*held), received, False)
         row = 0
-        for place, (begin, end) in zip(self.sharding.places, self.sharding.ranges):  # while bytes are on their way
-            for x, to in zip((k, v), seen):
+        for place, (begin, end) in zip(sharding.places, sharding.ranges):  # while bytes are on their way
+            for x, to in zip(held, seen):
                 if x is not None:
                     to.narrow(self._axis, place, end - begin).copy_(x.narrow(self._axis, row, end - begin))
             row += end - begin
         for request in requests:
             request.wait()
-        self.sharding.unpack_received(received, *seen)
-        return seen
+        sharding.unpack_received(received, *seen)
+        return seen[:2], seen[2:] or [self._spread(x) for x in scales]
 
-    def run(self, q: torch.Tensor, seen: Any, more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _spread(self, scales: torch.Tensor | None) -> torch.Tensor | None:
+        """Scales of heads, of as many rows as the plan has keys."""
+        if scales is None:
+            return None
+        shape = list(scales.shape)
+        shape[self._axis] = self.sharding.keys
+        return scales.narrow(self._axis, 0, 1).expand(shape)
+
+    def run(self, q: torch.Tensor, seen: Any, more: Any, scales: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """out and lse; more is sink_logits, indices, index_counts."""
-        out, lse = self.sharding.plan.run(q, *seen, **dict(zip(_MORE, more)), return_lse=True)
+        options = dict(zip((*_MORE, *SCALES), (*more, *scales)))
+        out, lse = self.sharding.plan.run(q, *seen, **options, return_lse=True)
         return out, lse
 
     def return_gradients(self, seen: tuple[Any, Any]) -> list[Any]:
@@ -255,22 +376,34 @@ class _Exchange:
         """Begins to send each process its part of `sent`, and to receive its own of `received`, or the other way."""
         work = []
         for number, peer in self._peers:
-            parts = [sent[peer.sent], received[peer.received]]
-            to, come = reversed(parts) if is_back else parts
+            if is_back:
+                to, come = received[peer.back_received], sent[peer.back_sent]
+            else:
+                to, come = sent[peer.sent], received[peer.received]
             work += [dist.P2POp(dist.isend, to, number, self._group)] if len(to) else []
             work += [dist.P2POp(dist.irecv, come, number, self._group)] if len(come) else []
         return dist.batch_isend_irecv(work) if work else []
+
+
+def _attend(exchange: _Exchange, rounding: Any, scales: Any, q: Any, k: Any, v: Any, more: Any) -> Any:
+    """out and lse, and what these came of: queries, keys and values that this process has or sees, and their scales."""
+    if rounding is not None:
+        (q, k, v), scales = rounding(q, k, v)
+    seen, seen_scales = exchange.bring(k, v, *scales[1:])
+    scales = scales[0], *seen_scales
+    return *exchange.run(q, seen, more, scales), (q, *seen), scales
 
 
 class _Attend(torch.autograd.Function):
     """A layer keeps the keys that its process holds or sees, and not as many as all processes have."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: _Exchange, q: torch.Tensor, k: torch.Tensor, v: Any, *more: Any) -> Any:
-        seen = exchange.bring(k, v)
-        out, lse = exchange.run(q, seen, more)
-        ctx.exchange = exchange
-        ctx.save_for_backward(q, *seen, *more, out, lse)
+    def forward(
+        ctx: Any, exchange: _Exchange, rounding: Any, scales: Any, q: torch.Tensor, k: torch.Tensor, v: Any, *more: Any
+    ) -> Any:
+        out, lse, operands, scales = _attend(exchange, rounding, scales, q, k, v, more)
+        ctx.exchange, ctx.dtypes = exchange, [None if x is None else x.dtype for x in (q, k, v)]
+        ctx.save_for_backward(*operands, *more, *scales, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -279,12 +412,13 @@ class _Attend(torch.autograd.Function):
         q, seen_k, seen_v, *more, out, lse = ctx.saved_tensors
         exchange = ctx.exchange
         dout = torch.zeros_like(out) if dout is None else dout  # and others wait for what goes back, though it be zeros
-        options = dict(zip(_MORE, more))
+        options = dict(zip((*_MORE, *SCALES), more))
         found = exchange.sharding.plan.backward(q, seen_k, seen_v, out, lse, dout, dlse=dlse, **options)
         dq, seen_dk, seen_dv, *dsink = found
-        gradients = (dq, *exchange.return_gradients((seen_dk, seen_dv)), *dsink)
+        found = zip((dq, *exchange.return_gradients((seen_dk, seen_dv))), ctx.dtypes)
+        gradients = (*(x if x is None else x.to(dtype) for x, dtype in found), *dsink)
         if torch.is_grad_enabled():
-            # k and v were not kept: a stand-in has gradients follow from them, too
-            of_keys = q.new_zeros(0, requires_grad=any(ctx.needs_input_grad[2:4]))
-            gradients = once(gradients, dout, dlse, q, of_keys, more[0])
-        return None, *gradients, *[None] * (6 - len(gradients))
+            # k and v were not kept, and q not where it was rounded: a stand-in has gradients follow from them, too
+            of_operands = out.new_zeros(0, requires_grad=any(ctx.needs_input_grad[3:6]))
+            gradients = once(gradients, dout, dlse, q, of_operands, more[0])
+        return None, None, None, *gradients, *[None] * (6 - len(gradients))

@@ -52,6 +52,14 @@ def to_float8(
 
     Raises ArgumentError, ShapeError, DTypeError.
     """
+    return rounded_by(x, largest_of(x, axes, scales))
+
+
+def largest_of(x: torch.Tensor, axes: str, scales: str) -> torch.Tensor:
+    """The largest magnitude of what has a scale in common, float32, with axes of 1 in place of those that it goes over.
+
+    Raises what to_float8 raises.
+    """
     require_tensor(x, "x")
     if axes not in _ROWS:
         raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(_ROWS)}", "SPATTN_E_RANGE", "axes")
@@ -62,14 +70,19 @@ def to_float8(
         message = f"argument x has shape {list(x.shape)}; accepted: {len(axes)} axes, {axes}"
         raise ShapeError(message, "SPATTN_E_SHAPE", "x")
     x = x.detach()
-    if x.dtype == torch.float64:
-        x = x.float()
-    if x.numel() == 0:
-        return x.to(torch.float8_e4m3fn), torch.ones(x.shape[:-1], device=x.device)
     over = (_ROWS[axes], -1) if scales == "heads" else (-1,)
-    if x.dtype == torch.float16:  # has not all of the powers
+    if x.numel() == 0:
+        return x.new_zeros([1 if i in over or i - x.dim() in over else n for i, n in enumerate(x.shape)]).float()
+    x = x.float() if x.dtype == torch.float64 else x
+    largest: torch.Tensor = torch.linalg.vector_norm(x, float("inf"), over, keepdim=True, dtype=torch.float32)
+    return largest
+
+
+def rounded_by(x: torch.Tensor, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The elements and scales of to_float8, for magnitudes up to that of largest_of."""
+    x = x.detach()
+    if x.dtype in (torch.float16, torch.float64):  # float16 has not all of the powers
         x = x.float()
-    largest = torch.linalg.vector_norm(x, float("inf"), over, keepdim=True, dtype=torch.float32)
     is_scaled = (largest > 0) & (largest < float("inf"))
     bits = (largest / _LARGEST).clamp(min=_LEAST_SCALE).view(torch.int32)
     powers = ((bits + _FRACTION) & ~_FRACTION).view(torch.float32)  # the least that is as large
