@@ -140,14 +140,15 @@ Layout Lowering::build(const Form& form) {
 }
 
 // Calls on a cache have forward passes only, and make layouts of their own of the lists by query: nobody reads those by
-// key, nor which tokens are alive. Where rows share stems, lists that are cut from coarser ones would be far longer.
+// key, nor which tokens are alive. Where rows share stems, lists that are cut from coarser ones would be far longer; and
+// coarser ones some of whose rows do so are not cut, whatever the row in the middle has.
 Layout Lowering::build_plain(const Form& form) {
     const Lowered* coarse = coarser(form);
     if (coarse && coarse->outline) coarse = &at(coarse->form);
     if (!is_on_cache_)
         return coarse ? cut_layout(*coarse->layout, form.block_q, form.block_k)
                       : build_layout(pattern_, extent_, form.block_q, form.block_k);
-    return coarse && !has_stems(pattern_, extent_, form.block_q)
+    return coarse && coarse->layout->by_query.stems.empty() && !has_stems(pattern_, extent_, form.block_q)
                ? cut_query_lists(*coarse->layout, form.block_q, form.block_k)
                : build_stem_lists(pattern_, extent_, form.block_q, form.block_k);
 }

@@ -66,6 +66,31 @@ TEST(smaller_blocks_are_known_exactly) {
     CHECK(masked > 500);
 }
 
+// Whether rows share stems differs from row to row: those of a window do from where it no longer reaches all keys.
+TEST(finer_lists_keep_the_same_pairs) {
+    const auto compare = [](const Pattern& pattern, const Problem& p) {
+        check::context = std::to_string(p.seq_k) + " keys: " + pattern.print();
+        Lowering lowering(pattern, p);
+        const bool has_stems = !lowering.at({64, 64, Order::plain, Owner::queries}).layout->by_query.stems.empty();
+        const Counts want = count(build_layout(pattern, pattern_extent(p), 16, 16));
+        const Lowered& fine = lowering.at({16, 16, Order::plain, Owner::queries});
+        CHECK_EQ(fine.counts.pairs, want.pairs);
+        CHECK_EQ(fine.counts.row_max, want.row_max);
+        return has_stems;
+    };
+    for (const int64_t window : {100, 500, 511, 600, 900, 1100})
+        compare(*parse_pattern("causal & (sink(3) | window(" + std::to_string(window) + ",0))"), cache(1024));
+    int with_stems = 0;
+    for (int seed = 0; seed < 500; ++seed) {
+        Random random(uint64_t(seed) + 1);
+        Problem p = cache(64 * random.in(1, 6));
+        const PatternRef drawn = random_pattern(random, pattern_extent(p));
+        with_stems += compare(*make_intersection({make_causal(), drawn}), p);
+    }
+    check::context.clear();
+    CHECK(with_stems > 20);
+}
+
 TEST(layouts_grow_with_the_capacity) {
     for (const char* pattern : {"causal & landmark(256,8)", "causal & residue(64,3)", "causal & fixed(256,8)",
                                 "causal & strided(4)", "causal & window(4095,0)", "causal & dilated(1008,0,16)"}) {
