@@ -16,7 +16,7 @@ constexpr int cache_threads = 256;
 // How many CTAs each job has.
 struct CacheJobs {
     static constexpr int64_t most = 1024;  // more have nothing to do that these cannot
-    int lists = 0, masks = 0, tasks = 0, joins = 0, spans = 0, sequences = 0, tokens_of_sequence = 0;  // of the layout
+    int lists = 0, masks = 0, tasks = 0, heads = 0, spans = 0, sequences = 0, tokens_of_sequence = 0;  // of the layout
     int nobodys, queries;
 
     // copied: how many threads copy queries, where the row does not take them as they lie.
@@ -25,15 +25,15 @@ struct CacheJobs {
         if (has_layout) return;
         lists = int(std::min(cache.kinds * cache.rows, most));
         masks = cache.own_tiles ? ctas(int64_t(cache.known.num_masks) * cache.known.mask_words) : 0;
-        tasks = ctas(cache.from.num_tasks);
-        joins = ctas(std::max(int64_t(cache.from.num_joins), cache.batch * cache.heads));
+        tasks = ctas(std::max(cache.from.num_tasks, cache.from.num_joins));
+        heads = ctas(cache.batch * cache.heads);
         spans = ctas(cache.batch * cache.rows);
         sequences = cache.listed ? int(std::min(cache.page_size ? cache.sequences : 1, most)) : 0;
         tokens_of_sequence = int(std::clamp<int64_t>(cache.seq_k / (8 * cache_threads), 1, 32));
     }
     static int ctas(int64_t threads) { return int(std::min(ceil_div(threads, cache_threads), most)); }
     unsigned all() const {
-        return unsigned(lists + masks + tasks + joins + spans + sequences * tokens_of_sequence + nobodys + queries);
+        return unsigned(lists + masks + tasks + heads + spans + sequences * tokens_of_sequence + nobodys + queries);
     }
 };
 

@@ -4,8 +4,9 @@
 //     lay out      lists     a CTA a row of tiles   the plan's lists of the row that queries lie in, or their blocks one by
 //                                                   one where pages say which these are
 //                  masks     a thread 8 bytes       the plan's, where calls add their own (cache_masks.cuh)
-//                  tasks     a thread each          the plan's share of each row, as long as that is now
-//                  joins     a thread each          of the parts that there are; and whose lists a head has
+//                  tasks     some rows a thread     the plan's share of each row, as long as that is now; or, where some
+//                                                   are far longer than others, equal shares of all; and joins of parts
+//                  heads     a thread each          whose lists a head has
 //                  spans     a thread each          which queries a tile has
 //                  tokens    a thread each          of listed tiles, as far as a query may see
 //                  nobody's  a thread a row         queries of a call that belong to no sequence
@@ -217,6 +218,122 @@ __device__ __forceinline__ Task cache_task(const CacheParams& params, Task task)
     return task;
 }
 
+// Sums over the threads of a CTA, all of which call it: returns that of those before, and of all.
+__device__ __forceinline__ int64_t add_up(int64_t own, int64_t& all) {
+    __shared__ int64_t of_warps[cache_threads / 32];
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    int64_t to_here = own;
+    for (int distance = 1; distance < 32; distance *= 2) {
+        const int64_t more = __shfl_up_sync(~0u, to_here, unsigned(distance));
+        if (lane >= distance) to_here += more;
+    }
+    __syncthreads();  // all have read what stood there
+    if (lane == 31) of_warps[warp] = to_here;
+    __syncthreads();
+    int64_t before = to_here - own;
+    all = 0;
+    for (int n = 0; n < cache_threads / 32; ++n) {
+        if (n < warp) before += of_warps[n];
+        all += of_warps[n];
+    }
+    return before;
+}
+
+// The rows of a call, in the order of heads: each thread of a CTA has as many as the others.
+struct RowsOfCall {
+    const CacheParams& params;
+    int tiles, first, end;
+
+    __device__ explicit RowsOfCall(const CacheParams& params) : params(params) {
+        const CacheLayout& cache = params.cache;
+        tiles = int(cache.batch * cache.heads / cache.from.tile_heads) * cache.rows;
+        const int own = (tiles + cache_threads - 1) / cache_threads;
+        first = min(int(threadIdx.x) * own, tiles), end = min(first + own, tiles);
+    }
+    __device__ int head(int tile) const { return tile / params.rows * params.cache.from.tile_heads; }
+    __device__ int row(int tile) const { return tile - tile / params.rows * params.cache.rows; }
+    __device__ int64_t blocks(int tile) const { return cache_blocks(params, head(tile), row(tile)); }
+
+    __device__ static int parts_of(int64_t blocks, int64_t share) {
+        return blocks > share ? int(divide(blocks + share - 1, share)) : 1;
+    }
+
+    // Rows that are cut into parts of so many blocks at most: those of other threads before, and of all.
+    struct Cut {
+        int64_t parts, joins, all_parts, all_joins;
+    };
+    __device__ Cut cut(int64_t share) const {
+        Cut cut{0, 0, 0, 0};
+        for (int tile = first; tile < end; ++tile) {
+            const int parts = parts_of(blocks(tile), share);
+            if (parts > 1) cut.parts += parts, ++cut.joins;
+        }
+        cut.parts = add_up(cut.parts, cut.all_parts), cut.joins = add_up(cut.joins, cut.all_joins);
+        return cut;
+    }
+
+    // The longest part of a row, if some are cut by their lengths: where the longest that the plan's tasks would have is
+    // far longer than an equal share of all blocks. It is as near to that as there is room for. Otherwise 0.
+    __device__ int64_t find_share() const {
+        const CacheLayout& cache = params.cache;
+        if (!cache.cuts_rows_for) return 0;
+        int64_t sum = 0, all;
+        int longest = 0;
+        for (int tile = first; tile < end; ++tile) {
+            const int own = int(blocks(tile));
+            sum += own, longest = max(longest, own);
+        }
+        add_up(sum, all);
+        int64_t share = max(divide(all, cache.cuts_rows_for) + 1, CacheLayout::least_blocks);
+        // Who has one that is too long says so for all.
+        while (__syncthreads_or(longest > share * cache.plan_parts * 5 / 4)) {
+            const Cut tried = cut(share);
+            const int64_t tasks = tried.all_parts + tiles - tried.all_joins;
+            if (tasks <= cache.from.num_tasks && tried.all_joins <= cache.from.num_joins &&
+                tried.all_parts <= cache.from.num_parts)
+                return share;
+            share += share / 4 + 1;
+        }
+        return 0;
+    }
+};
+
+// The tasks and joins of a call; by some CTAs, each of which has as many of the rows as the others.
+__device__ __forceinline__ void make_cache_tasks(const CacheParams& params, int cta) {
+    const CacheLayout& cache = params.cache;
+    const RowsOfCall rows(params);
+    const int64_t share = rows.find_share();
+    const int ctas = params.jobs.tasks, thread = cta * cache_threads + int(threadIdx.x), threads = ctas * cache_threads;
+    if (share == 0) {
+        for (int n = thread; n < cache.from.num_tasks; n += threads)
+            cache.tasks[n] = n < cache.plan_tasks ? cache_task(params, cache.from.tasks[n]) : Task{};
+        for (int n = thread; n < cache.from.num_joins; n += threads)
+            cache.joins[n] = n < cache.plan_joins ? cache_join(params, cache.from.joins[n]) : Join{0, 0, 0, no_join};
+        return;
+    }
+    const RowsOfCall::Cut cut = rows.cut(share);
+    int part = int(cut.parts), join = int(cut.joins);
+    // Parts, which are long, then the rows that are whole.
+    for (int tile = rows.first; tile < rows.end; ++tile) {
+        const int64_t blocks = rows.blocks(tile);
+        const int of_row = rows.parts_of(blocks, share), head = rows.head(tile), row = rows.row(tile);
+        const bool is_own = tile % ctas == cta;
+        if (of_row == 1) {
+            if (is_own) cache.tasks[cut.all_parts + tile - join] = {head, row, 0, int(blocks), whole_row};
+            continue;
+        }
+        if (is_own) cache.joins[join] = {head, row, part, of_row};
+        for (int n = 0; is_own && n < of_row; ++n) {
+            const int skip = int(divide(blocks * n, of_row));
+            cache.tasks[part + n] = {head, row, skip, int(divide(blocks * (n + 1), of_row)) - skip, part + n};
+        }
+        part += of_row, ++join;
+    }
+    const int made = int(cut.all_parts + rows.tiles - cut.all_joins);
+    for (int n = made + thread; n < cache.from.num_tasks; n += threads) cache.tasks[n] = {};
+    for (int n = int(cut.all_joins) + thread; n < cache.from.num_joins; n += threads) cache.joins[n] = {0, 0, 0, no_join};
+}
+
 // Each job has CTAs of its own: all are chains of loads that wait for memory, one after the other if a CTA did several.
 static __global__ void __launch_bounds__(cache_threads)
     lay_out_cache_kernel(const __grid_constant__ CacheParams params) {
@@ -236,24 +353,15 @@ static __global__ void __launch_bounds__(cache_threads)
         return;
     }
     cta -= jobs.masks;
-    if (cta < jobs.tasks) {
-        const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x;
-        const int64_t threads = int64_t(jobs.tasks) * cache_threads;
-        for (int64_t n = thread; n < cache.from.num_tasks; n += threads)
-            cache.tasks[n] = cache_task(params, cache.from.tasks[n]);
-        return;
-    }
+    if (cta < jobs.tasks) return make_cache_tasks(params, cta);
     cta -= jobs.tasks;
-    if (cta < jobs.joins) {
+    if (cta < jobs.heads) {
         const int64_t thread = int64_t(cta) * cache_threads + threadIdx.x;
-        const int64_t threads = int64_t(jobs.joins) * cache_threads;
-        for (int64_t n = thread; n < cache.from.num_joins; n += threads)
-            cache.joins[n] = cache_join(params, cache.from.joins[n]);
-        for (int64_t head = thread; head < cache.batch * cache.heads; head += threads)
+        for (int64_t head = thread; head < cache.batch * cache.heads; head += int64_t(jobs.heads) * cache_threads)
             cache.kind_of_head[head] = int(head) / params.heads_of_kind;
         return;
     }
-    cta -= jobs.joins;
+    cta -= jobs.heads;
     if (cta < jobs.spans) {
         const int64_t threads = int64_t(jobs.spans) * cache_threads;
         for (int64_t n = int64_t(cta) * cache_threads + threadIdx.x; n < cache.batch * cache.rows; n += threads) {

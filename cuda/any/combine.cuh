@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(CombineShape<Warps>::threads)
     const unsigned rows = unsigned(params.layout.block_q) << tile.bits, worked = unsigned(params.places) << tile.bits;
     const unsigned at = CombineShape<Warps>::row();
     const int in_tile = int(at % worked);
-    Join join{};
+    Join join{0, 0, 0, no_join};
     int token = no_token;
-    if (at / worked < unsigned(params.tasks.num_joins)) {
-        join = params.tasks.joins[at / worked];
+    if (at / worked < unsigned(params.tasks.num_joins)) join = params.tasks.joins[at / worked];
+    if (join.parts != no_join) {
         const LayoutView& layout = params.layout;
         const int place = tile.place(in_tile);
         token = layout.spans ? query_at(span_of(layout, join.head / int(params.to.heads_q), join.row), place)

@@ -34,7 +34,7 @@ struct ListShare {
 struct ListPart {
     int32_t first, end, tile;
 
-    // Of a unit's list of so many blocks, what this CTA's share has.
+    // What this CTA's share has of a unit's list of so many blocks.
     __device__ static ListPart of(const ListShares& shares, const ListShare& share, int unit, int blocks,
                                   SplitList* notes) {
         if (share.parts > 1) {
@@ -53,7 +53,7 @@ struct ListPart {
     static constexpr int32_t whole = -1;
 
 private:
-    // Of each group the first part of a list, and then of each what comes behind such.
+    // First parts stand before all others, each in the order of groups.
     __device__ static int row_of(const ListShares& shares, const ListShare& share, bool is_behind) {
         return (is_behind * shares.groups + share.group) * shares.width + share.of_group;
     }

@@ -10,6 +10,12 @@
 //             most the first list and the last one
 //
 // Another kernel joins the parts of a list.
+//
+// Measured (H200, 128 heads of 576/512, one token each, 2026-11): 128K tokens beside 127 sequences of 2K take 290 us, in
+// turn 3,600; 64 sequences of 512 to 16K 320 and 486; 31 of 8K beside one of 32K, 16 heads, 139 and 281. Where all are as
+// long, to find that out and to join nothing takes 3 to 9 us.
+// Tried and dropped: lengths added up by all warps of a CTA, which is more code to fetch (3 us more); joins by a fourth of
+// the CTAs with four rows in turn, so that those without a row are fewer (10 us more where lists are split).
 #pragma once
 
 #include <algorithm>
@@ -35,7 +41,7 @@ struct ListShares {
     unsigned turns; // of a group, of whole lists
     Divisor by_groups, by_most;
 
-    // Of a plan, so that a workspace has room for whatever its calls bring. ctas: that run at the same time. cluster: of
+    // A plan's, so that a workspace has room for whatever its calls bring. ctas: that run at the same time. cluster: of
     // those in one, which divide tiles.
     static ListShares of(const ListRows& rows, const ListSizes& sizes, int ctas, int cluster) {
         // As far as the host knows: of lists that a plan made, the mean stands for all.
@@ -55,7 +61,7 @@ struct ListShares {
         return {width, groups, int(units), splits, even, most, turns, Divisor(groups), Divisor(most)};
     }
 
-    // Of a call whose lists all have so many blocks.
+    // A call's whose lists all have so many blocks.
     ListShares of_equal(int64_t blocks) const {
         ListShares shares = *this;
         if (!splits || parts) return shares;
@@ -97,7 +103,8 @@ struct ListShares {
 
 // A list that was split; or one that was not, or a group whose share ends in none, which have one part.
 struct SplitList {
-    int32_t unit, group, parts, unused;  // group: that has the first part
+    int32_t unit, group, parts;  // group: that has the first part
+    int32_t unused;              // so that one load has all of it
 };
 
 // What a workspace holds. A plan and its calls count the same CTAs.
@@ -111,8 +118,8 @@ struct SharedLists {
           notes(size_t(round_up(int64_t(Partials<float>::bytes(rows, p.head_dim_v)), int64_t(alignof(SplitList) * 4)))),
           bytes(notes + size_t(shares.notes()) * sizeof(SplitList)) {}
 
-    // Of a call. Lists that it brings are taken for equally long if it does not say how long they are, or if none keeps
-    // others waiting for long: to find out takes some microseconds.
+    // Lists that a call brings are taken for equally long if it does not say how long they are, or if none keeps others
+    // waiting for long: to find out takes some microseconds.
     ListShares of_call(const ListSizes& sizes, const CallLists& lists) const {
         constexpr int64_t short_list = 64;  // blocks
         const int64_t most = ceil_div(sizes.most * sizes.block_k, int64_t(gather_tile));

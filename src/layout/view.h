@@ -116,7 +116,7 @@ struct Task {
     int32_t head;  // forward: batch * heads_q + head; backward by key: batch * heads_kv + head
     int32_t row;   // block row of the list
     int32_t skip, take;
-    int32_t part;  // whole_row, or the slot of this partial result in the workspace
+    int32_t part;  // whole_row, or the slot of this partial result in the workspace: without blocks, of no row
 };
 constexpr int32_t whole_row = -1;
 
@@ -124,6 +124,7 @@ constexpr int32_t whole_row = -1;
 struct Join {
     int32_t head, row, first_part, parts;
 };
+constexpr int32_t no_join = -1;  // in place of parts: of no row
 
 // Queue w is tasks [begin[w], begin[w+1]), run in this order by one worker; queues are longest first.
 struct TasksView {

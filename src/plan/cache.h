@@ -105,6 +105,9 @@ struct CacheSizes {
     int64_t kinds;          // of heads, of a call: batch entries, or all their heads where the plan tells these apart
     int64_t heads_of_kind;
     int64_t room;           // for the runs of a row
+    // Calls may cut rows by their lengths for so many workers; 0: they are cut as the plan's. The plan's schedule then
+    // has room for more than its own tasks and joins, which have up to so many parts of a row.
+    int32_t cuts_rows_for = 0, plan_tasks = 0, plan_joins = 0, plan_parts = 1;
 
     CacheSizes(const Problem& p, const Kernel& kernel, const LayoutView& known)
         : keys(cache_keys(kernel, p)), batch(p.batch), heads(p.heads_q), seq_q(p.seq_q), seq_k(p.seq_k),
@@ -192,8 +195,11 @@ struct CacheShape : CacheSizes {
 
     void note_joins(const TasksView& tasks) {
         join_of_part.resize(size_t(tasks.num_parts));
-        for (int32_t join = 0; join < tasks.num_joins; ++join)
+        plan_tasks = tasks.num_tasks, plan_joins = tasks.num_joins;
+        for (int32_t join = 0; join < tasks.num_joins; ++join) {
             std::fill_n(join_of_part.begin() + tasks.joins[join].first_part, tasks.joins[join].parts, join);
+            plan_parts = std::max(plan_parts, tasks.joins[join].parts);
+        }
     }
 
     // The problem as rows see it: of copies, with all places of their tiles. cache: of a call, if there is one yet.

@@ -359,6 +359,23 @@ void Chooser::complete_dispatched(PiecePlan& plan) {
     plan.workspace = dispatch_workspace(shape, kernel, plan.schedule, plan.second_schedule, lanes);
 }
 
+// Room in a plan's schedule for calls some of whose sequences are far longer than others: these cut a few rows by their
+// lengths, and have the others whole. Kernels deal out two tasks a worker without counting, and joins that are not there
+// take time as well.
+void make_room(Schedule& schedule, CacheShape& shape, int64_t workers) {
+    constexpr int64_t most_tiles = 8192;  // to add up more lengths would take too long
+    constexpr int64_t most_cut = 32;
+    const int64_t tiles = shape.batch * shape.heads / schedule.tile_heads * shape.rows, cut = std::min(tiles, most_cut);
+    if (shape.sequences == 1 || tiles > most_tiles) return;
+    const auto grow = [](auto& to, int64_t size, const auto& filler) {
+        if (int64_t(to.size()) < size) to.resize(size_t(size), filler);
+    };
+    grow(schedule.tasks, tiles <= 2 * workers ? 2 * workers : tiles + workers, Task{});
+    grow(schedule.joins, cut, Join{0, 0, 0, no_join});
+    schedule.num_parts = std::max(schedule.num_parts, int32_t(workers + cut));
+    shape.cuts_rows_for = int32_t(workers);
+}
+
 // How long a call's rows are depends on where its queries begin: tasks are those of rows that are all as long as the
 // longest, and parts of them share whatever there is.
 void Chooser::complete_cached(PiecePlan& plan) {
@@ -383,8 +400,10 @@ void Chooser::complete_cached(PiecePlan& plan) {
     longest.queries.modulus = longest.keys.modulus = 1;
     longest.kind_of_head = kind_of_head.data(), longest.head_kinds = known.head_kinds;
     plan.schedule = make_schedule(inner, longest, kernel.walks[0], options_.machine.lanes);
+    shape.note_joins(view(plan.schedule));
+    const int32_t lanes = options_.machine.lanes;
+    if (kernel.device == SPATTN_CUDA) make_room(plan.schedule, shape, lanes * kernel.walks[0].policy.workers_of_lane);
     const TasksView tasks = view(plan.schedule);
-    shape.note_joins(tasks);
     const CacheLayout made(shape, known, tasks, {}, {}, nullptr);
     plan.workspace = made.bytes + kernel.workspace({inner, made.layout(inner), tasks, {}, {}, options_.machine.lanes});
 }

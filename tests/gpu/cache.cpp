@@ -96,7 +96,7 @@ struct Calls {
         offsets.send();
         const int64_t last = p.seq_k - p.seq_q;
         for (int64_t b = 0; b < p.batch; ++b) {
-            // Of many sequences most are short.
+            // Most of many sequences are short.
             const double part = std::pow(double(random() % 4096) / 4095, p.batch > batch ? 8 : 1);
             starts.host.as<int64_t>()[b] = std::llround(part * double(last));
         }
