@@ -190,13 +190,16 @@ std::string describe_dispatch(const CompiledPlan& plan, const PiecePlan& piece) 
                                 blocks_of(*piece.kernel) + " blocks");
 }
 
-// The tasks of one walk.
-std::string describe_tasks(const char* name, const Schedule& s, const Machine& machine) {
+// The tasks of one walk. cache: of a plan whose schedule may have room for more.
+std::string describe_tasks(const char* name, const Schedule& s, const Machine& machine,
+                           const CacheShape* cache = nullptr) {
     const int32_t queues = view(s).queues;
-    const std::string split = s.joins.empty() ? "none split"
-                                              : plural(double(s.joins.size()), "row") + " split into " +
-                                                    plural(s.num_parts, "part");
-    return line(name, grouped(double(s.tasks.size())) + " in " + plural(queues, "queue") + ", " + split + "; " +
+    const double tasks = cache ? cache->plan_tasks : double(s.tasks.size());
+    const double rows = cache ? cache->plan_joins : double(s.joins.size());
+    const double parts = cache ? double(cache->join_of_part.size()) : s.num_parts;
+    std::string split = rows == 0 ? "none split" : plural(rows, "row") + " split into " + plural(parts, "part");
+    if (cache && cache->cuts_rows_for) split += ", long ones by their lengths";
+    return line(name, grouped(tasks) + " in " + plural(queues, "queue") + ", " + split + "; " +
                                decimal(double(queues) / machine.lanes, 1) + " waves");
 }
 
@@ -209,7 +212,7 @@ std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
             return (piece.order == Order::dispatched
                         ? describe_dispatch(plan, piece)
                         : describe_call_layout(plan, *piece.kernel) + describe_cache(piece) + describe_layout(piece)) +
-                   describe_tasks("  tasks", piece.schedule, plan.options.machine) +
+                   describe_tasks("  tasks", piece.schedule, plan.options.machine, piece.cache ? &*piece.cache : nullptr) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)
                         : "") +
