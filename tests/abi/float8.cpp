@@ -360,15 +360,6 @@ TEST(problems_of_float8_that_are_refused) {
         demand_refused("another dtype", p, SPATTN_E_DTYPE, "problem.dtype");
     }
 
-    p = plain(), p.seq_q = p.seq_k;
-    auto options = sized<spattn_sharding_options>();
-    options.ranks = 2;
-    const auto shard = [&](auto r) {
-        return spattn_sharding_create(context.get(), pattern.get(), &p, &options, nullptr, r);
-    };
-    demand_no_handle<spattn_sharding>("spattn_sharding_create",
-                                      {{"several ranks", shard, SPATTN_E_UNSUPPORTED, "problem.dtype"}});
-
     p = plain(SPATTN_PLAN_STARTS);
     Tensor row({batch, 2, 1, dim}, bf16), rows({batch, 2, seq_k, dim}, bf16), starts({batch}, i32);
     auto append = sized<spattn_cache_append_args>();

@@ -133,6 +133,8 @@ private:
             case 6: return choice(true, [&] { return sparse(); });
             case 7: return lists();
             case 8: return dealt().rows_of(random_.one_in(2) ? parse("causal") : sparse());
+            // A window that few queries are beyond, so that few rows miss keys behind the sinks.
+            case 9: return parse(join("causal & (sink(", number(99), ") | window(", random_.in(longest_ / 3, longest_), ",0))"));
         }
         return sparse();
     }
