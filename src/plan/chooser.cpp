@@ -26,6 +26,23 @@ Form form(const Kernel& kernel, Order order) {
     return {kernel.block_q, kernel.block_k, order, kernel.owner()};
 }
 
+// Room in a plan's schedule for calls some of whose sequences are far longer than others: these cut a few rows by their
+// lengths, and have the others whole. Kernels deal out two tasks a worker without counting, and joins that are not there
+// take time as well.
+void make_room(Schedule& schedule, CacheShape& shape, int64_t workers) {
+    constexpr int64_t most_tiles = 8192;  // to add up more lengths would take too long
+    constexpr int64_t most_cut = 32;
+    const int64_t tiles = shape.batch * shape.heads / schedule.tile_heads * shape.rows, cut = std::min(tiles, most_cut);
+    if (shape.sequences == 1 || tiles > most_tiles) return;
+    const auto grow = [](auto& to, int64_t size, const auto& filler) {
+        if (int64_t(to.size()) < size) to.resize(size_t(size), filler);
+    };
+    grow(schedule.tasks, tiles <= 2 * workers ? 2 * workers : tiles + workers, Task{});
+    grow(schedule.joins, cut, Join{0, 0, 0, no_join});
+    schedule.num_parts = std::max(schedule.num_parts, int32_t(workers + cut));
+    shape.cuts_rows_for = int32_t(workers);
+}
+
 }  // namespace
 
 Chooser::Chooser(const Pattern& pattern, const Admission& admission, bool in_pieces)
@@ -357,23 +374,6 @@ void Chooser::complete_dispatched(PiecePlan& plan) {
     plan.schedule = schedule_dispatch(shape, kernel.walks[0], lanes);
     if (kernel.num_walks > 1) plan.second_schedule = schedule_dispatch(shape, kernel.walks[1], lanes);
     plan.workspace = dispatch_workspace(shape, kernel, plan.schedule, plan.second_schedule, lanes);
-}
-
-// Room in a plan's schedule for calls some of whose sequences are far longer than others: these cut a few rows by their
-// lengths, and have the others whole. Kernels deal out two tasks a worker without counting, and joins that are not there
-// take time as well.
-void make_room(Schedule& schedule, CacheShape& shape, int64_t workers) {
-    constexpr int64_t most_tiles = 8192;  // to add up more lengths would take too long
-    constexpr int64_t most_cut = 32;
-    const int64_t tiles = shape.batch * shape.heads / schedule.tile_heads * shape.rows, cut = std::min(tiles, most_cut);
-    if (shape.sequences == 1 || tiles > most_tiles) return;
-    const auto grow = [](auto& to, int64_t size, const auto& filler) {
-        if (int64_t(to.size()) < size) to.resize(size_t(size), filler);
-    };
-    grow(schedule.tasks, tiles <= 2 * workers ? 2 * workers : tiles + workers, Task{});
-    grow(schedule.joins, cut, Join{0, 0, 0, no_join});
-    schedule.num_parts = std::max(schedule.num_parts, int32_t(workers + cut));
-    shape.cuts_rows_for = int32_t(workers);
 }
 
 // How long a call's rows are depends on where its queries begin: tasks are those of rows that are all as long as the

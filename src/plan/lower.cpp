@@ -140,8 +140,9 @@ Layout Lowering::build(const Form& form) {
 }
 
 // Calls on a cache have forward passes only, and make layouts of their own of the lists by query: nobody reads those by
-// key, nor which tokens are alive. Where rows share stems, lists that are cut from coarser ones would be far longer; and
-// coarser ones some of whose rows do so are not cut, whatever the row in the middle has.
+// key, nor which tokens are alive. Where rows share stems, lists that are cut from coarser ones would be far longer. And
+// coarser ones with stems cannot be cut at all: of each row only its own runs would be, and those of its stem be lost. Some
+// rows may have one where the row in the middle has none.
 Layout Lowering::build_plain(const Form& form) {
     const Lowered* coarse = coarser(form);
     if (coarse && coarse->outline) coarse = &at(coarse->form);
