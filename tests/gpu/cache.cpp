@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Calls on a cache in a captured graph: sequences grow, their pages move, trees of drafts change, and of a ragged call
-// each has other numbers of queries, between replays. The truth is the CPU's rows of reference on the same bytes. And new tokens, which go to
-// their places.
+// each has other numbers of queries, between replays. The truth is the CPU's rows of reference on the same bytes. And new
+// tokens, which go to their places.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -36,7 +36,12 @@ struct Mirrored {
     }
     ~Mirrored() { cudaFree(memory); }
     Mirrored(const Mirrored&) = delete;
-    void send() { cuda(cudaMemcpy(on_device.data, host.data, host.bytes, cudaMemcpyHostToDevice), "to the device"); }
+    // What comes from memory that is not pinned may still be on its way when the copy returns, and a graph's stream waits
+    // for no other.
+    void send() {
+        cuda(cudaMemcpy(on_device.data, host.data, host.bytes, cudaMemcpyHostToDevice), "to the device");
+        cuda(cudaStreamSynchronize(nullptr), "to the device");
+    }
     std::vector<uint16_t> received() const {
         std::vector<uint16_t> values(host.bytes / sizeof(uint16_t));
         cuda(cudaMemcpy(values.data(), on_device.data, host.bytes, cudaMemcpyDeviceToHost), "from the device");
