@@ -65,6 +65,7 @@ CASES = [
     Case("decode_8k", 32, 8192),
     Case("decode_8k_pages64", 32, 8192, 64),
     Case("decode_8k_pages16", 32, 8192, 16),
+    Case("decode_8k_pages1", 32, 8192, 1),
     Case("decode_32k", 8, 32768),
     Case("decode_128k_one", 1, 131072),
     Case("decode_8k_mha", 8, 8192, heads=32, heads_kv=32),
@@ -76,6 +77,8 @@ CASES = [
     Case("tree64_8k", 32, 8192, queries=64, tree=True),
     Case("tree64_8k_pages16", 32, 8192, 16, queries=64, tree=True),
     Case("chunk2k_32k", 1, 32768, queries=2048),
+    Case("chunk2k_32k_pages16", 1, 32768, 16, queries=2048),
+    Case("chunk2k_32k_pages1", 1, 32768, 1, queries=2048),
     Case("chunk2k_128k_streaming", 1, 131072, queries=2048, pattern=STREAMING),
     Case("decode_8k_float8", 32, 8192, float8=True),
     Case("decode_8k_pages16_float8", 32, 8192, 16, float8=True),
@@ -254,7 +257,7 @@ def peers(case, t):
     line = {}
     q, k, v = t.heads_first()
     calls = {name.split()[1].lower() + "_us": lambda attend=attend: peer_us(lambda: attend(q, k, v))
-             for name, attend in torch_peers.dense(False)}
+             for name, attend in torch_peers.dense(False, torch.bfloat16)}
     if case.pattern == "causal" and case.page_size == 128 and not case.float8 and not case.tree:
         calls["fa4_us"] = lambda: fa4_us(case, t)
     for name, measure in calls.items():

@@ -44,9 +44,10 @@
 //             its task's last scores are made, and that of the next task but one comes a task ahead: pieces have tasks
 //             of few blocks, and would wait for memory once a task
 //
-//   caches    keys in pages are listed tiles of stretches (plan/cache.h), which come as boxes, a lane each. Queries may
-//             begin at any place of their first tile and end at any of their last. The places around them may be those
-//             of other sequences: they are worked on as if they were its own, and never stored
+//   caches    keys in pages smaller than a block are listed tiles of stretches (plan/cache.h), a box each: three warps
+//             ask for them, a tile each. Queries may begin at any place of their first tile and end at any of their
+//             last. The places around them may be those of other sequences: they are worked on as if they were its own,
+//             and never stored
 //
 //   float8    of caches: a kernel of its own, with this walker, serves few queries (forward_float8.cuh). Of more of them
 //             small tiles are widened as they come (forward_widener.cuh), and larger tiles read a copy of the cache as
@@ -225,7 +226,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
     static constexpr int q_releases = in_pieces || out_in_v ? 4 * warpgroups : warpgroups;
-    static constexpr int requests = any_order ? 2 * copier_warps : 4;  // that the walker may be ahead of its helpers
+    static constexpr int requests = 2 * helper_warps;  // that the walker may be ahead of its helpers
     static constexpr int producer_registers =
         warpgroups == 3 ? 32 : !asks_copiers ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
     static constexpr int consumer_registers =
@@ -287,8 +288,7 @@ struct ForwardShared {
                                    // scores are made, where out leaves through the ring; the walker waits
     uint64_t full[C::slots];       // as q_full, for the bytes of a block; one arrival a widener, where these write it
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
-    using Requests = std::conditional_t<C::any_order, CopyRequests<C::requests>, ClearRequests<C::requests>>;
-    std::conditional_t<C::is_float8, WidenStages<C>, Requests> helper;  // what the walker asks
+    std::conditional_t<C::is_float8, WidenStages<C>, Requests<C::requests>> helper;  // what the walker asks
     alignas(16) float factors[C::factor_blocks][C::multiplies_float8 ? C::block_k : 4];  // of keys of float8 products
 };
 
@@ -359,9 +359,11 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
         if (warp == walker)
             Walker<C>{params, shared, lane}.run(first);
         else if constexpr (C::any_order)
-            Copier<C>{params, shared, warp - walker - 1, lane}.run();
+            Copier<C>{{shared, warp - walker - 1, lane}, params}.run();
         else if constexpr (C::is_float8)
             Widener<C>{params, shared, warp - walker - 1, lane}.run();
+        else if (params.layout.keys.stretch)
+            Sender<C>{{shared, warp - walker - 1, lane}, params}.run();
         else if (warp == walker + 1 && params.layout.live_keys.set_of)
             Clearer<C>{params, shared, lane}.run();
     } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The producers of block_forward.cuh: who walks the lists, who clears rows of v that no query sees, and who copies rows
-// that no box brings. Who widens those of float8 stands in forward_widener.cuh.
+// The producers of block_forward.cuh: who walks the lists, who clears rows of v that no query sees, who copies rows that
+// no box brings, and who sends for tiles of many boxes. Who widens those of float8 stands in forward_widener.cuh.
 #pragma once
 
 #include "any/row_end.cuh"
@@ -18,40 +18,25 @@
 
 namespace spattn::sm90 {
 
-constexpr int copier_warps = 3;
+constexpr int helper_warps = 3;
 
-// What the walker asks of the copiers.
-struct CopyRequest {
-    enum What : int32_t { q_rows, k_rows, v_rows, sum_rows, empty_row, no_more };
+// What the walker asks of its helpers.
+struct Request {
+    enum What : int32_t { q_rows, k_rows, v_rows, sum_rows, empty_row, dead_rows, no_more };
     What what;
     int32_t tile, batch, head;
     int32_t set, to;  // live keys, or all_live, or which part of the sums; the tile of q, or the slot
 };
-// They take requests in turns: with as many slots as are a multiple of theirs, each warp has its own.
+// Copiers and senders take requests in turns: with as many slots as are a multiple of theirs, each warp has its own. A
+// clearer takes all.
 template <int Size>
-struct CopyRequests {
-    CopyRequest request[Size];
-    uint64_t asked[Size];  // the walker; a copier waits
-    uint64_t taken[Size];  // the copier; the walker waits
+struct Requests {
+    Request request[Size];
+    uint64_t asked[Size];  // the walker, for the clearer with the block's bytes; a helper waits
+    uint64_t taken[Size];  // the helper; the walker waits
 
     __device__ __forceinline__ void init() {
         for (int i = 0; i < Size; ++i) ptx::mbarrier_init(&asked[i], 1), ptx::mbarrier_init(&taken[i], 1);
-    }
-};
-
-// What the walker asks of the clearer: which block of v is on its way to a slot, and which of its keys are live.
-struct ClearRequest {
-    int32_t block, set, slot;  // slot: or no_more
-    static constexpr int32_t no_more = -1;
-};
-template <int Size>
-struct ClearRequests {
-    ClearRequest request[Size];
-    uint64_t landed[Size];  // the walker with the block's bytes; the clearer waits
-    uint64_t taken[Size];   // the clearer; the walker waits
-
-    __device__ __forceinline__ void init() {
-        for (int i = 0; i < Size; ++i) ptx::mbarrier_init(&landed[i], 1), ptx::mbarrier_init(&taken[i], 1);
     }
 };
 
@@ -92,7 +77,7 @@ struct Walker {
     int batch, head_kv;  // of the task
     int live;
     int pending = -1, pending_batch, pending_head, pending_set;  // the v block that follows the next k block
-    int pending_row = 0;  // where this lane's stretch of it begins, if it has stretches; of float8, its scales
+    int pending_scales = 0;  // of float8, where its scales are
     int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
     std::conditional_t<C::reads_bytes, ByteLoader<C>, StageLoader<C>> stages{params, shared, lane};  // of float8
@@ -118,10 +103,10 @@ struct Walker {
             return;
         else if constexpr (C::is_float8)
             stages.end();
-        else if constexpr (C::any_order)
-            for (int copier = 0; copier < copier_warps; ++copier) ask({CopyRequest::no_more, 0, 0, 0, 0, 0});
+        else if (C::any_order || params.layout.keys.stretch)
+            for (int helper = 0; helper < helper_warps; ++helper) ask({Request::no_more, 0, 0, 0, 0, 0});
         else if (params.layout.live_keys.set_of)
-            end_clearer();
+            ask({Request::no_more, 0, 0, 0, 0, 0});
     }
 
     // Where each CTA has two tasks at most nobody counts: who had the longest first has the shortest second, or none.
@@ -136,7 +121,7 @@ struct Walker {
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
         if constexpr (C::any_order)
-            ask({CopyRequest::empty_row, task.row, entry, head, 0, 0});
+            ask({Request::empty_row, task.row, entry, head, 0, 0});
         else
             clear_rows(task.row, entry, head);
     }
@@ -250,7 +235,7 @@ struct Walker {
         uint8_t* tile = shared.q[q.index][0];
         if constexpr (C::any_order)
             load_tile<C::panel_bytes>(
-                {CopyRequest::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
+                {Request::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
                 params.layout.queries, C::block_q, tile, full);
         else if (ptx::elect())
             load<C::key_panels, C::panel_bytes, C::key_panel_columns>(&params.maps.q, message.queries.first, message.head,
@@ -276,26 +261,25 @@ struct Walker {
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         next.begin_block(params.next_task, lane == 0);
         if (ptx::elect()) shared.mask[slot.index] = mask;
-        const int row = C::any_order ? 0 : first_key_of(block);
+        const Request what{Request::k_rows, block, batch, head_kv, all_live, slot.index};
         if constexpr (C::any_order)
-            load_tile<C::box_bytes>({CopyRequest::k_rows, block, batch, head_kv, all_live, slot.index}, params.maps.k,
-                                    params.layout.keys, C::block_k, tile, full);
+            load_tile<C::box_bytes>(what, params.maps.k, params.layout.keys, C::block_k, tile, full);
         else if constexpr (C::multiplies_float8)
             load_float8_keys(block, tile, full);
         else
-            load_keys<C::panels>(&params.maps.k, block, row, head_kv, batch, tile, full);
+            load_keys<C::panels>(what, params.maps.k, tile, full);
         slot.advance();
-        follow_with_v(block, row);
+        follow_with_v(block);
     }
-    __device__ __forceinline__ void follow_with_v(int block, int row) {
+    __device__ __forceinline__ void follow_with_v(int block, int scales_at = 0) {
         if (pending >= 0) load_pending_v();
-        pending = block, pending_row = row, pending_batch = batch, pending_head = head_kv;
+        pending = block, pending_scales = scales_at, pending_batch = batch, pending_head = head_kv;
         pending_set = params.layout.live_keys.set_of ? params.layout.live_keys.set_of[live + block] : all_live;
     }
 
     __device__ __forceinline__ void load_pending_v() {
         if constexpr (C::is_float8)
-            stages.load_v(pending, pending_batch, pending_head, pending_row);
+            stages.load_v(pending, pending_batch, pending_head, pending_scales);
         else
             load_v();
         pending = -1;
@@ -306,14 +290,14 @@ struct Walker {
         uint64_t* full = &shared.full[slot.index];
         uint8_t* tile = shared.ring[slot.index][0];
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
+        if (C::any_order && pending_set != all_live && holds_what_others_see(pending, pending_set))
+            pending_set = all_live;
+        const Request what{Request::v_rows, pending, pending_batch, pending_head, pending_set, slot.index};
         if constexpr (C::any_order) {
-            if (pending_set != all_live && holds_what_others_see(pending, pending_set)) pending_set = all_live;
-            load_tile<C::box_bytes>(
-                {CopyRequest::v_rows, pending, pending_batch, pending_head, pending_set, slot.index}, params.maps.v,
-                params.layout.keys, C::block_k, tile, full);
+            load_tile<C::box_bytes>(what, params.maps.v, params.layout.keys, C::block_k, tile, full);
         } else {
-            if (pending_set != all_live) full = ask(ClearRequest{pending, pending_set, slot.index});
-            load_keys<C::v_panels>(&params.maps.v, pending, pending_row, pending_head, pending_batch, tile, full);
+            if (pending_set != all_live) full = ask<false>({Request::dead_rows, pending, 0, 0, pending_set, slot.index});
+            load_keys<C::v_panels>(what, params.maps.v, tile, full);
         }
         slot.advance();
     }
@@ -326,7 +310,7 @@ struct Walker {
             uint64_t* full = &shared.full[slot.index];
             ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
             if (!params.to.piece.is_first && pending_sums < axis.listed)
-                ask({CopyRequest::sum_rows, pending_sums, pending_batch, sums_head, part, slot.index});
+                ask({Request::sum_rows, pending_sums, pending_batch, sums_head, part, slot.index});
             else if (ptx::elect())
                 load_sums(part, full);
             slot.advance();
@@ -358,21 +342,12 @@ struct Walker {
         return left == 0;
     }
 
-    // A block of keys: a box, or one for each stretch of a listed tile, by a lane each, which knows its first row.
+    // A block of keys: a box, or one for each stretch of a listed tile, which senders bring.
     template <int Panels>
-    __device__ __forceinline__ void load_keys(const CUtensorMap* map, int block, int row, int head, int entry,
-                                              uint8_t* to, uint64_t* bar) {
-        const int stretch = params.layout.keys.stretch;
-        if (!stretch) {
-            if (ptx::elect()) load<Panels, C::box_bytes>(map, block * C::block_k, head, entry, to, bar);
-            return;
-        }
-        if (ptx::elect()) ptx::mbarrier_arrive_expect(bar, Panels * C::box_bytes);
-        __syncwarp();  // what is expected is known before it comes
-        if (lane * stretch >= C::block_k) return;
-        for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_load_4d(to + panel * C::box_bytes + lane * stretch * C::row_bytes, map, C::panel_columns * panel,
-                             head, row, entry, bar);
+    __device__ __forceinline__ void load_keys(const Request& what, const CUtensorMap& map, uint8_t* to, uint64_t* bar) {
+        if (params.layout.keys.stretch) return ask(what);
+        if (ptx::elect())
+            load<Panels, C::box_bytes>(&map, what.tile * C::block_k, what.head, what.batch, to, bar);
     }
     // A block of float8, with the factors of its keys, if these have any. Their place is free: consumers have released
     // the v of the block that was there, or there would be no slot for this one.
@@ -389,14 +364,6 @@ struct Walker {
         }
         factors.advance();
     }
-    // The row where this lane's stretch begins. What is no token comes from beyond all rows, where there are zeros.
-    __device__ __forceinline__ int first_key_of(int block) const {
-        const AxisView& keys = params.layout.keys;
-        if (!keys.stretch || lane * keys.stretch >= C::block_k) return 0;
-        const int token = keys.tokens[int64_t(block) * C::block_k + lane * keys.stretch];
-        return token == no_token ? int(params.layout.seq_k) : token;
-    }
-
     // more: bytes that the caller lets follow.
     template <int Panels, int Bytes, int Columns = C::panel_columns>
     __device__ __forceinline__ void load(const CUtensorMap* map, int row, int head, int entry, uint8_t* to,
@@ -409,41 +376,33 @@ struct Walker {
     // A tile where tokens stand in any order: homes and packed tiles come as boxes, and copiers bring what else is
     // listed, and what has dead keys. v has as many panels as k.
     template <int Bytes>
-    __device__ __forceinline__ void load_tile(const CopyRequest& what, const runtime::ResidueMaps& maps,
+    __device__ __forceinline__ void load_tile(const Request& what, const runtime::ResidueMaps& maps,
                                               const AxisView& axis, int block, uint8_t* to, uint64_t* bar) {
-        const bool is_packed = what.what != CopyRequest::q_rows && what.tile < params.packed_tiles;
+        const bool is_packed = what.what != Request::q_rows && what.tile < params.packed_tiles;
         if (!is_packed && (what.tile < axis.listed || what.set != all_live)) return ask(what);
         if (!ptx::elect()) return;
         if (is_packed) {
             ptx::wait_for_grid_ahead();  // which packs
-            const CUtensorMap& map = what.what == CopyRequest::k_rows ? params.maps.packed_k : params.maps.packed_v;
+            const CUtensorMap& map = what.what == Request::k_rows ? params.maps.packed_k : params.maps.packed_v;
             return load<C::panels, Bytes>(&map, what.tile * block, what.head, what.batch, to, bar);
         }
         ptx::mbarrier_arrive_expect(bar, C::panels * Bytes);
-        const HomePlace at(axis, residue_tiles_of(params, what.what == CopyRequest::q_rows), block, what.tile);
+        const HomePlace at(axis, residue_tiles_of(params, what.what == Request::q_rows), block, what.tile);
         send_home<C::panels, Bytes>(maps, at, 0, what.batch, what.head, to, bar);
     }
 
-    __device__ __forceinline__ void ask(const CopyRequest& what) {
+    __device__ __forceinline__ void ask(const Request& what) { ask<true>(what); }
+    // IsAll: nothing follows. Else the bytes that the helper waits for arrive at the barrier that is returned.
+    template <bool IsAll>
+    __device__ __forceinline__ uint64_t* ask(const Request& what) {
+        uint64_t* const asked = &shared.helper.asked[request.index];
         ptx::mbarrier_wait(&shared.helper.taken[request.index], request.phase ^ 1);
         if (ptx::elect()) {
             shared.helper.request[request.index] = what;
-            ptx::mbarrier_arrive(&shared.helper.asked[request.index]);
+            if (IsAll) ptx::mbarrier_arrive(asked);
         }
         request.advance();
-    }
-
-    __device__ __forceinline__ void end_clearer() {
-        uint64_t* landed = ask(ClearRequest{0, 0, ClearRequest::no_more});
-        if (ptx::elect()) ptx::mbarrier_arrive(landed);
-    }
-    // The barrier where the clearer waits for the block's bytes.
-    __device__ __forceinline__ uint64_t* ask(const ClearRequest& what) {
-        uint64_t* landed = &shared.helper.landed[request.index];
-        ptx::mbarrier_wait(&shared.helper.taken[request.index], request.phase ^ 1);
-        if (ptx::elect()) shared.helper.request[request.index] = what;
-        request.advance();
-        return landed;
+        return asked;
     }
 };
 
@@ -464,27 +423,27 @@ struct Clearer {
 
     __device__ __forceinline__ void run() {
         for (;; request.advance()) {
-            ptx::mbarrier_wait(&shared.helper.landed[request.index], request.phase);
-            const ClearRequest what = shared.helper.request[request.index];
-            if (what.slot == ClearRequest::no_more) break;
+            ptx::mbarrier_wait(&shared.helper.asked[request.index], request.phase);
+            const Request what = shared.helper.request[request.index];
+            if (what.what == Request::no_more) break;
             clear(what);
             ptx::fence_async_shared();
             __syncwarp();  // all lanes have read the request, and written their zeros, before lane 0 says so
             if (lane != 0) continue;
             ptx::mbarrier_arrive(&shared.helper.taken[request.index]);
-            ptx::mbarrier_arrive(&shared.full[what.slot]);
+            ptx::mbarrier_arrive(&shared.full[what.to]);
         }
     }
 
     // Eight lanes write a row, so that four are written at once. The compiler knows where a lane's rows lie: each of them
     // takes the test of a bit and a store.
-    __device__ __forceinline__ void clear(const ClearRequest& what) {
+    __device__ __forceinline__ void clear(const Request& what) {
         static_assert(C::row_bytes == 8 * 16);
-        if (what.block != block || what.set != set) {
-            block = what.block, set = what.set;
+        if (what.tile != block || what.set != set) {
+            block = what.tile, set = what.set;
             find_dead_keys(params.layout, set, block, dead);
         }
-        const uint32_t to = ptx::shared_address(shared.ring[what.slot][0]) + 16 * lane;
+        const uint32_t to = ptx::shared_address(shared.ring[what.to][0]) + 16 * lane;
 #pragma unroll
         for (int word = 0; word < words; ++word) {
             if (!dead[word]) continue;
@@ -498,25 +457,79 @@ struct Clearer {
     }
 };
 
-// ---- copiers: three warps bring what stands at no place of a box, and write rows that see no key ----
+// ---- helpers: three warps take requests in turns ----
+template <class C>
+struct Helper {
+    typename C::Shared& shared;
+    const int warp, lane;
+    Cursor<C::requests / helper_warps> request{};
+
+    __device__ __forceinline__ int slot() const { return helper_warps * request.index + warp; }
+    __device__ __forceinline__ Request take() {
+        ptx::mbarrier_wait(&shared.helper.asked[slot()], request.phase);
+        const Request what = shared.helper.request[slot()];
+        __syncwarp();  // all lanes have read it before lane 0 says so
+        if (lane == 0) ptx::mbarrier_arrive(&shared.helper.taken[slot()]);
+        request.advance();
+        return what;
+    }
+};
+
+// ---- senders: helpers that ask for a tile of keys box by box ----
+// A tile of 128 keys in pages of 16 comes as 16 boxes, which takes a warp as long as products take: the walker alone was
+// waited for.
+template <class C>
+struct Sender : Helper<C> {
+    using Helper<C>::shared, Helper<C>::lane;
+    const typename C::Params& params;
+
+    __device__ __forceinline__ void run() {
+        for (;;) {
+            const Request what = this->take();
+            if (what.what == Request::no_more) break;
+            const bool is_k = what.what == Request::k_rows;
+            send(what, is_k ? params.maps.k : params.maps.v, is_k ? C::panels : C::v_panels);
+        }
+    }
+
+    // A lane each knows where a stretch begins. What is no token comes from beyond all rows, where there are zeros.
+    __device__ __forceinline__ void send(const Request& what, const CUtensorMap& map, int panels) const {
+        const AxisView& keys = params.layout.keys;
+        const int place = lane * keys.stretch;
+        int row = no_token;
+        if (place < C::block_k) row = keys.tokens[int64_t(what.tile) * C::block_k + place];
+        if (row == no_token) row = int(params.layout.seq_k);
+        uint64_t* const full = &shared.full[what.to];
+        if (ptx::elect()) ptx::mbarrier_arrive_expect(full, panels * C::box_bytes);
+        __syncwarp();  // what is expected is known before it comes
+        uint8_t* to = shared.ring[what.to][0];
+        for (int n = 0; n * keys.stretch < C::block_k; ++n, to += keys.stretch * C::row_bytes) {
+            const int first = __shfl_sync(~0u, row, n);
+            if (!ptx::elect()) continue;
+            for (int panel = 0; panel < panels; ++panel)
+                ptx::tma_load_4d(to + panel * C::box_bytes, &map, C::panel_columns * panel, what.head, first, what.batch,
+                                 full);
+        }
+    }
+};
+
+// ---- copiers: helpers that bring what stands at no place of a box, and write rows that see no key ----
 // A warp brings a whole tile, and then waits for it alone: the fence that lets products read copied rows waits for all
 // copies that its threads have under way. When warps shared tiles, of which several were under way, each was waited for
 // with all others, and scattered keys took more than twice as long.
 template <class C>
-struct Copier {
+struct Copier : Helper<C> {
+    using Helper<C>::shared, Helper<C>::lane;
     using Element = typename C::Element;
     static constexpr int most_rows = C::block_q > C::block_k ? C::block_q : C::block_k;
 
     const typename C::Params& params;
-    typename C::Shared& shared;
-    const int warp, lane;
-    Cursor<C::requests / copier_warps> request{};
 
     __device__ __forceinline__ void run() {
         for (;;) {
-            const CopyRequest what = take();
-            if (what.what == CopyRequest::no_more) break;
-            if (what.what == CopyRequest::empty_row) {
+            const Request what = this->take();
+            if (what.what == Request::no_more) break;
+            if (what.what == Request::empty_row) {
                 end_empty_row(what);
                 continue;
             }
@@ -526,15 +539,6 @@ struct Copier {
         }
     }
 
-    __device__ __forceinline__ int slot() const { return copier_warps * request.index + warp; }
-    __device__ __forceinline__ CopyRequest take() {
-        ptx::mbarrier_wait(&shared.helper.asked[slot()], request.phase);
-        const CopyRequest what = shared.helper.request[slot()];
-        __syncwarp();  // all lanes have read it before lane 0 says so
-        if (lane == 0) ptx::mbarrier_arrive(&shared.helper.taken[slot()]);
-        request.advance();
-        return what;
-    }
     // All lanes have written what products are to read.
     __device__ __forceinline__ void tell(uint64_t* full) const {
         ptx::fence_async_shared();
@@ -548,11 +552,11 @@ struct Copier {
     }
 
     // Tiles of which rows are dead come row by row, too. Returns the barrier that waits for the tile.
-    __device__ __forceinline__ uint64_t* copy(const CopyRequest& what) {
+    __device__ __forceinline__ uint64_t* copy(const Request& what) {
         const LayoutView& layout = params.layout;
         if constexpr (C::in_pieces)
-            if (what.what == CopyRequest::sum_rows) return copy_sums(what);
-        const bool is_q = what.what == CopyRequest::q_rows, is_k = what.what == CopyRequest::k_rows;
+            if (what.what == Request::sum_rows) return copy_sums(what);
+        const bool is_q = what.what == Request::q_rows, is_k = what.what == Request::k_rows;
         const TensorView& view = is_q ? params.q : is_k ? params.k : params.v;
         const int rows = is_q ? C::block_q : C::block_k, columns = is_q || is_k ? params.head_dim : params.head_dim_v;
         const TileSource from{is_q ? params.maps.q : params.maps.k, view, is_q ? layout.queries : layout.keys,
@@ -565,7 +569,7 @@ struct Copier {
         return is_q ? &shared.q_full[what.to] : &shared.full[what.to];
     }
 
-    __device__ __forceinline__ uint64_t* copy_sums(const CopyRequest& what) {
+    __device__ __forceinline__ uint64_t* copy_sums(const Request& what) {
         const LayoutView& layout = params.layout;
         const any::TileTokens tokens = any::tokens_of(layout.queries, C::block_q, layout.seq_q, what.tile);
         const uint32_t to = ptx::shared_address(shared.ring[what.to][0]);
@@ -582,7 +586,7 @@ struct Copier {
         return &shared.full[what.to];
     }
 
-    __device__ __forceinline__ void end_empty_row(const CopyRequest& what) {
+    __device__ __forceinline__ void end_empty_row(const Request& what) {
         const any::OwnTokens own =
             any::own_tokens_of(params.layout.queries, C::block_q, params.layout.seq_q, what.tile);
         if constexpr (C::in_pieces)
