@@ -22,7 +22,7 @@ def peers_here(library, case, what, flops, use_flex, t):
         yield "FA4", lambda: make(case.name, mask, *operands)
     attentions = []
     if case.pattern == "full" or case.pattern == "causal" and case.seq == case.seq_k:
-        attentions += torch_peers.dense(case.pattern == "causal")
+        attentions += torch_peers.dense(case.pattern == "causal", case.dtype)
     if case.documents:
         attentions.append(("torch nested SDPA", torch_peers.of_documents(case.documents, t.q.device)))
     for peer, attention in attentions:
@@ -49,7 +49,7 @@ def run_case(library, dense, case, passes, use_flex, common, write):
         ours, flops = calls[what], case.flops(what, pairs)
         us = time_us(ours)
         line = {"case": case.name, "pass": what, "kernel": library.kernel(plan, what),
-                "dtype": {torch.bfloat16: "bf16", torch.float16: "f16"}[case.dtype], "shape": case.shape(),
+                "dtype": {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[case.dtype], "shape": case.shape(),
                 "seq_k": case.seq_k, "head_dim_v": case.head_dim_v, "us": digits(us, 5),
                 "tflops": digits(flops / us * 1e-6), "tflops_sustained": digits(flops / sustained_us(ours) * 1e-6),
                 "max_err": max_error(case, t, case.keeps("cuda"), what)}

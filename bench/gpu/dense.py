@@ -45,7 +45,7 @@ class Dense:
         is_large = case.head_dim > LARGEST_HEAD_DIM
         if not is_large:
             yield "sparseattn", lambda: peer_us(self.library.calls(case, t, [what])[0][what])
-        for name, attention in torch_peers.dense(case.pattern == "causal"):
+        for name, attention in torch_peers.dense(case.pattern == "causal", case.dtype):
             yield name, lambda attention=attention: peer_us(torch_peers.of_pass(what, attention, t))
         if is_large and case.batch == case.heads_kv == 1:
             q, dout = (x[0].transpose(0, 1) for x in (t.q, t.dout))

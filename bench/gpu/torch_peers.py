@@ -13,9 +13,11 @@ import peers  # noqa: E402
 MOST_SPARSE = 2**37  # FLOPs of a case that torch.sparse is given, which reached 1 to 4 TFLOP/s on an H200
 
 
-def dense(is_causal):
-    """Name and attention of each dense kernel. A causal one takes as many queries as keys."""
-    backends = (("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION))
+def dense(is_causal, dtype):
+    """Name and attention of each dense kernel for a dtype. A causal one takes as many queries as keys."""
+    backends = [("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION)]
+    if dtype == torch.float32:
+        backends = [("torch efficient SDPA", SDPBackend.EFFICIENT_ATTENTION)]
     for name, backend in backends:
         def attention(q, k, v, backend=backend):
             with sdpa_kernel(backend):

@@ -8,18 +8,19 @@
 // one sum, and dk and dv are made by a walk each.
 //
 //   grid      a CTA owns 64 tokens of a task's block, keys or queries, 16 a warp, and meets 64 of the other axis a
-//   step.
-//             Own tokens are the rows of all products: p and ds are a operands as they stand
+//             step, or 32 where registers or shared memory have no room for more. Own tokens are the rows of all
+//             products: p and ds are a operands as they stand
 //   copies    by token (sm80/tile.cuh). The second operand of a step, v or dout, is free after the sum of p, and is
 //             fetched under the sum of ds; the first has two tiles where there is room
 //   isolation p and ds are 0 where a pair is not kept, but 0 * NaN is NaN: rows whose sums are not finite are made
-//   again
-//             by their warp from kept pairs alone
+//             again by their warp from kept pairs alone
 //   repeated  layouts may list queries in tiles beside their homes. The walk by query of such is the plain one of `any`
 //
 // Measured (H200, bf16, head_dim 128, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice, 2026-11): full_16k 192,
 // dilated_16k 35, longnet_128k 115, strided_16k 40. Own tiles of 16 rows a warp read shared memory twice as often as
-// those of 32 would.
+// those of 32 would. float32 by TF32, 16 heads: full_4k 80, window1k_16k 71, at head_dim 64 79 and 68; split (as of
+// sm80/block_forward.cuh): 41 and 38, at head_dim 64 45 and 41, where plain float32 kernels reach 13, and torch's
+// memory-efficient attention 37 on full_4k in an earlier run.
 #pragma once
 
 #include <type_traits>
@@ -38,23 +39,25 @@ enum class Sums { dq, dk, dv, dk_dv };
 
 // ---- configuration ----
 // `first` operands make s: q and k; `second` ones dp: dout and v.
-template <Dtype D, int HeadDim, int HeadDimV, Sums S, int Step>
+template <Dtype D, int HeadDim, int HeadDimV, Sums S, int Step, bool Splits>
 struct BackwardConfig {
     static constexpr Dtype dtype = D;
+    static constexpr bool is_float32 = D == Dtype::f32, splits = Splits;
     using Element = typename tile::Element<D>::type;
-    using First = SharedTile<HeadDim>;
-    using Second = SharedTile<HeadDimV>;
+    using Rows = ElementRows<D>;
+    using First = SharedTile<HeadDim, HeadDim, sizeof(Element)>;
+    using Second = SharedTile<HeadDimV, HeadDimV, sizeof(Element)>;
     static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, own_rows = 64, step = Step;
     static constexpr bool by_query = S == Sums::dq;
     static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
-    static constexpr int first_tiles = BlockBackward<D, HeadDim, HeadDimV, 64>::first_tiles;
+    static constexpr int first_tiles = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>::first_tiles;
     static constexpr int first_bytes = First::bytes(step), second_bytes = Second::bytes(step);
     static constexpr int own_first_bytes = First::bytes(own_rows);
     static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
     static constexpr int stats_bytes = 2 * step * int(sizeof(float));
     static constexpr int shared_bytes = own_bytes + first_tiles * (first_bytes + stats_bytes) + second_bytes;
     using MaskWord = std::conditional_t<step == 64, uint32_t, uint16_t>;  // a thread's bits of a step
-    static constexpr int ctas = HeadDim <= 64 ? 3 : 2;
+    static constexpr int ctas = HeadDim <= 64 && !is_float32 ? 3 : 2;
     static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
     static_assert(shared_bytes >= own_rows * 4 * ((has_dp ? HeadDim : 0) + (sums_p ? HeadDimV : 0)),
                   "sums take the place of all tiles");
@@ -213,7 +216,8 @@ struct Backward {
     using DsSums = SumTile<C::head_dim>;
     using PSums = SumTile<C::head_dim_v>;
     using MaskWord = typename C::MaskWord;
-    using Probabilities = uint32_t[1][C::step / 16][4];
+    using Rows = typename C::Rows;
+    using Probabilities = uint32_t[1][C::step / (2 * tile::operand_values<C::dtype>)][4];
 
     const GradientParams& params;
     const uint32_t own_first, own_second, first, stats, second;  // shared addresses
@@ -242,6 +246,11 @@ struct Backward {
             load_second(range);
         }
         ptx::cp_async_commit();
+        if constexpr (C::is_float32 && !C::splits) {
+            ptx::cp_async_wait<0>();
+            round_own_chunks<C::own_rows, typename C::First>(own_first);
+            if constexpr (C::has_dp) round_own_chunks<C::own_rows, typename C::Second>(own_second);
+        }
         for (int turn = 0; more; turn = (turn + 1) % C::first_tiles) {
             ptx::cp_async_wait<0>();
             __syncthreads();  // the step is there, and everyone is done with the one before
@@ -254,11 +263,11 @@ struct Backward {
             const uint32_t at = first + turn * C::first_bytes;
             Probabilities p, ds;
             make_gradients(at, turn, is_masked, word, p, ds);
-            if constexpr (C::sums_p) add_product<C::dtype, typename C::Second>(p, second, sums_p);
+            if constexpr (C::sums_p) add_to<typename C::Second>(p, second, sums_p);
             __syncthreads();  // everyone is done with the second operand
             if (more) load_second(range);
             ptx::cp_async_commit();
-            if constexpr (C::has_dp) add_product<C::dtype, typename C::First>(ds, at, sums_ds);
+            if constexpr (C::has_dp) add_to<typename C::First>(ds, at, sums_ds);
             if constexpr (C::first_tiles == 1) {
                 __syncthreads();  // everyone is done with the first operand
                 if (more) load_first(range, 0);
@@ -325,12 +334,22 @@ struct Backward {
     }
 
     // ---- products ----
+    template <class Tile, int Values>
+    __device__ __forceinline__ static void add_to(const Probabilities& p, uint32_t step, float (&sums)[1][Values]) {
+        if constexpr (C::is_float32)
+            FloatProduct<Tile, C::splits>(step).add(p, sums);
+        else
+            add_product<C::dtype, Tile>(p, step, sums);
+    }
+
     // dp comes first, so that each score becomes p and ds at once and no third tile is held.
     __device__ __forceinline__ void make_gradients(uint32_t at, int turn, bool is_masked, MaskWord word,
                                                    Probabilities& p, Probabilities& ds) {
         float s[1][C::step / 2], dp[1][C::step / 2];
-        if constexpr (C::has_dp) multiply_rows<C::dtype, typename C::Second>(own_second, warp_row, second, dp);
-        multiply_rows<C::dtype, typename C::First>(own_first, warp_row, at, s);
+        using First = typename C::First;
+        using Second = typename C::Second;
+        if constexpr (C::has_dp) multiply_rows<C::dtype, Second, Second, C::splits>(own_second, warp_row, second, dp);
+        multiply_rows<C::dtype, First, First, C::splits>(own_first, warp_row, at, s);
         const uint32_t turn_stats = stats + turn * C::stats_bytes;
         if (params.softcap != 0)
             multiply_by_dp<true>(turn_stats, s[0], dp[0]);
@@ -382,8 +401,8 @@ struct Backward {
                                  ? 0
                                  : tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
         __syncthreads();  // everyone is done with the tiles, where sums are staged
-        if constexpr (C::has_dp) DsSums::template stage<1>(own_first, warp_row, sums_ds, tile::ds_unlift<C::dtype>);
-        if constexpr (C::sums_p) PSums::template stage<1>(p_at(), warp_row, sums_p, tile::unlift<C::dtype>);
+        if constexpr (C::has_dp) stage<DsSums>(own_first, sums_ds, tile::ds_unlift<C::dtype>);
+        if constexpr (C::sums_p) stage<PSums>(p_at(), sums_p, tile::unlift<C::dtype>);
         __syncwarp();  // a row's sums are there before its repair overwrites them
 #pragma unroll 1
         for (unsigned bits = odd; bits; bits &= bits - 1) repair(warp_row + __ffs(int(bits)) - 1);
@@ -402,6 +421,13 @@ struct Backward {
                 steps.task.part == whole_row ? store(token, column, ds, p) : store_part(row, column, ds, p);
             }
         }
+    }
+    template <class Sums, int Values>
+    __device__ __forceinline__ void stage(uint32_t to, const float (&sums)[1][Values], float factor) const {
+        if constexpr (C::is_float32)
+            Sums::template stage_float<1>(to, warp_row, sums);
+        else
+            Sums::template stage<1>(to, warp_row, sums, factor);
     }
     __device__ __forceinline__ uint32_t p_at() const {
         return own_first + (C::has_dp ? C::own_rows * DsSums::row_bytes : 0);
@@ -467,19 +493,21 @@ __global__ void __launch_bounds__(threads, C::ctas)
 }
 
 // ---- launch ----
-template <Dtype D, int HeadDim, int HeadDimV, int Step>
+template <Dtype D, int HeadDim, int HeadDimV, int Step, bool Splits>
 struct BackwardLaunch {
-    static constexpr bool joins_dk_dv = BlockBackward<D, HeadDim, HeadDimV, 64>::joins_dk_dv;
+    using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
+    static constexpr bool joins_dk_dv = Kernel::joins_dk_dv;
     const BackwardArgs& args;
     GradientParams params;
 
     explicit BackwardLaunch(const BackwardArgs& args)
         : args(args), params(any::make_params<D>(args, any::MaskOrder::key_fragments)) {
         const Problem& p = *args.problem;
-        params.q_is_wide = is_wide(args.q), params.k_is_wide = is_wide(args.k), params.v_is_wide = is_wide(args.v);
-        params.dout_is_wide = is_wide(args.dout);
-        params.has_quads = p.head_dim % 4 == 0 && p.head_dim_v % 4 == 0 && has_quads(args.dq) && has_quads(args.dk) &&
-                           (p.value_in_key || has_quads(args.dv));
+        constexpr int bytes = Kernel::element_bytes;
+        params.q_is_wide = is_wide(args.q, bytes), params.k_is_wide = is_wide(args.k, bytes);
+        params.v_is_wide = is_wide(args.v, bytes), params.dout_is_wide = is_wide(args.dout, bytes);
+        params.has_quads = p.head_dim % 4 == 0 && p.head_dim_v % 4 == 0 && has_quads(args.dq, bytes) &&
+                           has_quads(args.dk, bytes) && (p.value_in_key || has_quads(args.dv, bytes));
         const bool has_cap = p.softcap != 0;
         params.scale_log2 = float((has_cap ? p.softcap : p.scale) * M_LOG2E);
         params.into_cap = has_cap ? float(p.scale / p.softcap) : 0;
@@ -487,7 +515,7 @@ struct BackwardLaunch {
 
     template <Sums S>
     void run() {
-        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step>;
+        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step, Splits>;
         params.tasks = C::by_query ? args.second_tasks : args.tasks;
         params.row_parts = (C::by_query ? args.layout.block_q : args.layout.block_k) / C::own_rows;
         const unsigned ctas = unsigned(params.tasks.num_tasks) * unsigned(params.row_parts);
@@ -496,9 +524,8 @@ struct BackwardLaunch {
     }
     template <Sums S>
     static void prepare() {
-        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step>;
-        static_assert(C::shared_bytes <= BlockBackward<D, HeadDim, HeadDimV, 64>::shared_bytes(Step),
-                      "what the host was told");
+        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step, Splits>;
+        static_assert(C::shared_bytes <= Kernel::shared_bytes(Step), "what the host was told");
         runtime::prepare(block_backward_kernel<C>, C::shared_bytes);
     }
 
@@ -531,24 +558,38 @@ struct BackwardLaunch {
 };
 
 // act(launch's type) with steps for which the device has shared memory.
-template <Dtype D, int HeadDim, int HeadDimV, class Act>
+template <Dtype D, int HeadDim, int HeadDimV, bool Splits, class Act>
 void choose_steps(int32_t device, Act act) {
-    using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64>;
-    if (Kernel::least_step == 64 || runtime::shared_bytes(device) >= Kernel::shared_bytes(64))
-        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, 64>>{});
+    using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
+    constexpr int least = Kernel::least_step, most = Kernel::most_step;
+    if (least == most || runtime::shared_bytes(device) >= Kernel::shared_bytes(most))
+        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, most, Splits>>{});
     else
-        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, Kernel::least_step>>{});
+        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, least, Splits>>{});
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
-void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs& args) {
-    choose_steps<D, HeadDim, HeadDimV>(args.device,
-                                       [&]<class Launch>(std::type_identity<Launch>) { Launch(args).run_all(); });
+struct RunAll {
+    const BackwardArgs& args;
+    template <class Launch>
+    void operator()(std::type_identity<Launch>) const {
+        Launch(args).run_all();
+    }
+};
+struct PrepareAll {
+    template <class Launch>
+    void operator()(std::type_identity<Launch>) const {
+        Launch::prepare_all();
+    }
+};
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
+void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::run(const BackwardArgs& args) {
+    choose_steps<D, HeadDim, HeadDimV, Splits>(args.device, RunAll{args});
 }
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
-void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t device) {
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
+void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    choose_steps<D, HeadDim, HeadDimV>(device, []<class Launch>(std::type_identity<Launch>) { Launch::prepare_all(); });
+    choose_steps<D, HeadDim, HeadDimV, Splits>(device, PrepareAll{});
     any::BlockBackward<D>::prepare(device);
 }
 

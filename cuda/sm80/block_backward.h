@@ -3,23 +3,28 @@
 #pragma once
 
 #include "plan/kernel.h"
+#include "sm80/split.h"
 
 namespace spattn::sm80 {
 
-// D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns, and any strides. Blocks of a layout
-// are multiples of 64 tokens, and its masks in both fragment orders (tile/fragment.h). args.tasks go by key,
-// args.second_tasks by query. Workspace: as any::BackwardSpace.
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
+// D: f16, bf16 or f32, as of BlockForward. HeadDim, HeadDimV: of the tiles; operands may have fewer columns, and any
+// strides. Blocks of a layout are multiples of 64 tokens, and its masks in both fragment orders (tile/fragment.h).
+// args.tasks go by key, args.second_tasks by query. Workspace: as any::BackwardSpace.
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits = false>
 struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
+    static constexpr int element_bytes = dtype_row(D).bytes;
+    static constexpr bool has_room = element_bytes * HeadDim <= 256;
     // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums.
-    static constexpr int first_tiles = HeadDim <= 128 ? 2 : 1;
+    static constexpr int first_tiles = has_room ? 2 : 1;
     static constexpr int shared_bytes(int step) {
-        return 2 * 64 * (HeadDim + HeadDimV) + 2 * step * (first_tiles * HeadDim + HeadDimV) + first_tiles * 2 * step * 4;
+        return element_bytes * (64 * (HeadDim + HeadDimV) + step * (first_tiles * HeadDim + HeadDimV)) +
+               first_tiles * 2 * step * 4;
     }
-    // Tokens of a step: 64 where a CTA may have so much shared memory. Of more than 128 columns it may not where there
-    // are 99 KiB (Ada, and Ampere but for A100).
-    static constexpr int least_step = HeadDim <= 128 ? 64 : 32;
+    // Tokens of a step: 64 where a CTA may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for
+    // A100) it may not if rows have more than 256 bytes. Of float32 it never has: registers hold two sums, and less of a
+    // step.
+    static constexpr int least_step = has_room ? 64 : 32, most_step = D == Dtype::f32 ? least_step : 64;
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);
 };

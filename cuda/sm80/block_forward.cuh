@@ -17,9 +17,10 @@
 //   softmax   as on Hopper: relative to the maximum found last, made once more where that was not good enough
 //             (tile/softmax.cuh)
 //   out       leaves through shared memory, four columns a lane (SumTile)
-//   float32   through TF32, by the same steps: tiles have chunks of half as many elements. q is rounded once, where it
-//             lies; k, v and p in registers, to nearest, two instructions an operand's word and one a probability. Each
-//             is then off by up to 2^-11 of itself. Sums, the row state and repairs are float32
+//   float32   through TF32, by the same steps: tiles have chunks of half as many elements. Where a plan lets them, q is
+//             rounded once, where it lies; k, v and p in registers, to nearest, two instructions a word. Each is then off
+//             by up to 2^-11 of itself. Elsewhere all are split in registers, two instructions a word, and a product is
+//             three (sm80/tile.cuh). Sums, the row state and repairs are float32
 //   float8    of caches: what k and v stand for is made by the threads that bring them, which wait for them first
 //   isolation out is p v, and 0 * NaN is NaN: rows whose sums are not finite are made again by their warp from kept
 //             pairs alone
@@ -27,8 +28,10 @@
 // What binds: two warps a scheduler hide their waits and exponentials from the tensor unit by half. Measured (H200,
 // bf16, head_dim 128, L2 cold, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 792 in the same run): full_16k 337,
 // dilated_16k 53, longnet_128k 185, strided_16k 62. No older GPU was tried.
-// TF32, 16 heads: full_4k 115, causal_8k 117, window1k_16k 101, full_4k of head_dim 64 131, where plain float32
-// kernels reach 16 to 19 and torch 45, 43 and 33 in the same run.
+// TF32, 16 heads: full_4k 109, window1k_16k 102, at head_dim 64 130 and 104. Split: 61 and 56, at head_dim 64 62 and 54,
+// where plain float32 kernels reach 17, and torch's memory-efficient attention 45 on full_4k in an earlier run. With
+// numbers rounded to nearest before what is left of them is taken, four instructions a word, split ones take 1.25 times
+// as long.
 #pragma once
 
 #include <cmath>
@@ -44,25 +47,25 @@
 namespace spattn::sm80 {
 
 // ---- configuration ----
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool IsFloat8>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits, bool IsFloat8>
 struct ForwardConfig {
     static constexpr Dtype dtype = D;
     static constexpr bool is_float8 = IsFloat8;  // k and v, of a cache
     using Element = typename tile::Element<D>::type;
-    static constexpr bool is_tf32 = D == Dtype::f32;
+    static constexpr bool is_float32 = D == Dtype::f32, splits = Splits;
     static constexpr int element_bytes = sizeof(Element);
-    using Rows = RowsOf<std::conditional_t<is_tf32, uint32_t, uint16_t>>;
+    using Rows = ElementRows<D>;
     using KeyTile = SharedTile<HeadDim, HeadDim, element_bytes>;
     using ValueTile = SharedTile<HeadDimV, HeadDimV, element_bytes>;
     static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, block_q = BlockQ;
     static constexpr int warp_rows = BlockQ / warps, groups = warp_rows / 16;
     static_assert(groups <= 2, "bits of odd rows fill one word");
     static constexpr int q_bytes = KeyTile::bytes(BlockQ), k_bytes = KeyTile::bytes(step_tokens);
-    static constexpr int shared_bytes = BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes;
+    static constexpr int shared_bytes = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes;
     static_assert(shared_bytes == q_bytes + k_bytes + ValueTile::bytes(step_tokens), "what the host was told");
     static_assert(shared_bytes >= BlockQ * SumTile<HeadDimV>::row_bytes, "sums take the place of all tiles");
-    // An SM; more would leave too few registers, of which p takes twice as many in TF32.
-    static constexpr int ctas = groups * HeadDimV <= (is_tf32 ? 64 : 128) ? 3 : 2;
+    // An SM; more would leave too few registers, of which p takes twice as many in float32.
+    static constexpr int ctas = groups * HeadDimV <= (splits ? 0 : is_float32 ? 64 : 128) ? 3 : 2;
 };
 
 struct ForwardParams {
@@ -210,7 +213,7 @@ struct Forward {
 #pragma unroll
             for (int i = 0; i < C::head_dim_v / 2; ++i) out[g][i] = 0;
         bool fresh = true;
-        if constexpr (C::is_tf32) {
+        if constexpr (C::is_float32 && !C::splits) {
             ptx::cp_async_wait<1>();
             round_own_chunks<C::block_q, typename C::KeyTile>(q_tile);
         }
@@ -224,7 +227,7 @@ struct Forward {
             const bool is_masked = walk.mask != full_block;
             if (is_masked) read_mask(walk.mask, part, parts, words);
             float s[C::groups][32];
-            multiply_rows<C::dtype, typename C::KeyTile>(q_tile, warp_row, k_tile, s);
+            multiply_rows<C::dtype, typename C::KeyTile, typename C::KeyTile, C::splits>(q_tile, warp_row, k_tile, s);
             if (++part == parts) {
                 part = 0;
                 more = walk.next();
@@ -238,8 +241,8 @@ struct Forward {
 #pragma unroll
             for (int g = 0; g < C::groups; ++g) make_probabilities(g, s[g], is_masked, words[g], fresh, p[g]);
             fresh = false;
-            if constexpr (C::is_tf32)
-                add_tf32_product<typename C::ValueTile>(p, v_tile, out);
+            if constexpr (C::is_float32)
+                FloatProduct<typename C::ValueTile, C::splits>(v_tile).add(p, out);
             else
                 add_product<C::dtype, typename C::ValueTile>(p, v_tile, out);
         }
@@ -330,8 +333,8 @@ struct Forward {
             }
         }
         __syncthreads();  // everyone is done with the tiles, where sums are staged
-        if constexpr (C::is_tf32)
-            Sums::template stage_tf32<C::groups>(sums, warp_row, out);
+        if constexpr (C::is_float32)
+            Sums::template stage_float<C::groups>(sums, warp_row, out);
         else
             Sums::template stage<C::groups>(sums, warp_row, out, unlift);
         __syncwarp();  // a row's sums are there before its repair overwrites them
@@ -446,19 +449,19 @@ void launch_forward(const ForwardArgs& args) {
     runtime::launch(block_forward_kernel<C>, {ctas, unsigned(threads), size_t(C::shared_bytes)}, args.stream, params);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs& args) {
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::run(const ForwardArgs& args) {
     if (args.problem->float8_cache)
-        launch_forward<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, true>>(args);
+        launch_forward<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, Splits, true>>(args);
     else
-        launch_forward<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, false>>(args);
+        launch_forward<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, Splits, false>>(args);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(int32_t device) {
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    runtime::prepare(block_forward_kernel<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, false>>, shared_bytes);
-    runtime::prepare(block_forward_kernel<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, true>>, shared_bytes);
+    runtime::prepare(block_forward_kernel<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, Splits, false>>, shared_bytes);
+    runtime::prepare(block_forward_kernel<ForwardConfig<D, HeadDim, HeadDimV, BlockQ, Splits, true>>, shared_bytes);
 }
 
 }  // namespace spattn::sm80

@@ -3,12 +3,14 @@
 #pragma once
 
 #include "plan/kernel.h"
+#include "sm80/split.h"
 
 namespace spattn::sm80 {
-// D: f16, bf16, or f32, whose products are TF32's. HeadDim, HeadDimV: of the tiles; operands may have fewer columns,
-// and any strides. A CTA has BlockQ queries; a layout's blocks are multiples of BlockQ queries and of 64 keys, and its
-// masks in fragment order (tile/fragment.h). Workspace: partial results of split rows.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+// D: f16, bf16, or f32, whose products are TF32's: of rounded operands, or of split ones. HeadDim, HeadDimV: of the
+// tiles; operands may have fewer columns, and any strides. A CTA has BlockQ queries; a layout's blocks are multiples of
+// BlockQ queries and of 64 keys, and its masks in fragment order (tile/fragment.h). Workspace: partial results of split
+// rows.
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits = false>
 struct BlockForward {
     static constexpr int shared_bytes = dtype_row(D).bytes * (BlockQ * HeadDim + 64 * (HeadDim + HeadDimV));
     static void run(const ForwardArgs& args);

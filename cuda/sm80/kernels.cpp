@@ -32,10 +32,16 @@ const char* tiles_fit(const Problem& p) {
     return any::grid_fits(p);
 }
 
+// What float32 is multiplied as.
+template <Dtype D, bool Splits>
+const char* products_fit(const Problem& p) {
+    return D == Dtype::f32 && !Splits && !p.tf32 ? "rounds to TF32, only with SPATTN_PLAN_TF32" : nullptr;
+}
+
 // ---- forward ----
-template <Dtype D, int HeadDim, int HeadDimV, int Heads>
+template <Dtype D, int HeadDim, int HeadDimV, int Heads, bool Splits>
 const char* block_forward_fits(const Problem& p) {
-    if (D == Dtype::f32 && !p.tf32) return "rounds to TF32, only with SPATTN_PLAN_TF32";
+    if (const char* why = products_fit<D, Splits>(p)) return why;
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
     if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
@@ -44,10 +50,11 @@ const char* block_forward_fits(const Problem& p) {
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
 // bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried. With TF32 the
 // smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
     constexpr double flops_per_cycle = D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
+                                       : Splits        ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
                                        : HeadDim <= 64 ? (BlockQ == 128 ? 460 : 375)
                                                        : (BlockQ == 128 ? 380 : 415);
     constexpr double launch = 4;  // us
@@ -67,21 +74,21 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
 
 size_t block_forward_workspace(const Sizing& s) { return any::Partials<float>::bytes(s.problem, s.layout, s.tasks); }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
 void forward(const ForwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(args);
+    BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::run(args);
     any::Combine<D>::run(args, any::Partials<float>::at(args.workspace, *args.problem, args.layout, args.tasks));
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
 void prepare_forward(int32_t device) {
-    BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(device);
+    BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::prepare(device);
     any::Combine<D>::prepare(device);
 }
 
 // Heads: those of a group that share a tile of BlockQ rows.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads = 1>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits = false, int Heads = 1>
 Kernel block_forward(const char* name) {
     return {.name = name,
             .device = SPATTN_CUDA,
@@ -93,12 +100,12 @@ Kernel block_forward(const char* name) {
             .permute = tile::permute_to_fragments<Heads>,
             .walks = {{Owner::queries, any::forward_policy(64), Heads}},
             .num_walks = 1,
-            .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ>::shared_bytes>,
-            .fits = block_forward_fits<D, HeadDim, HeadDimV, Heads>,
-            .cost = block_forward_cost<D, HeadDim, HeadDimV, BlockQ, Heads>,
+            .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes>,
+            .fits = block_forward_fits<D, HeadDim, HeadDimV, Heads, Splits>,
+            .cost = block_forward_cost<D, HeadDim, HeadDimV, BlockQ, Heads, Splits>,
             .workspace = block_forward_workspace,
-            .forward = forward<D, HeadDim, HeadDimV, BlockQ>,
-            .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ>,
+            .forward = forward<D, HeadDim, HeadDimV, BlockQ, Splits>,
+            .prepare = prepare_forward<D, HeadDim, HeadDimV, BlockQ, Splits>,
             .orders = Heads == 1,
             .max_logits = true,
             .float8_cache = BlockQ == 64 || Heads > 1,  // many queries of a head are a prompt's, and worth a copy
@@ -170,20 +177,22 @@ Kernel gather_forward(const char* name) {
 
 // ---- backward ----
 // Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such.
-template <int HeadDim, int HeadDimV, bool JoinsDkDv>
+template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double flops_per_cycle = 1080, launches = 15;  // us
+    constexpr double flops_per_cycle = D != Dtype::f32 ? 1080 : Splits ? 235 : 445;
+    constexpr double width = dtype_row(D).bytes, launches = 15;  // us
     constexpr double products = 2.0 * 64 * 64 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV) / flops_per_cycle;
     const double cycles = s.blocks * (products + 450) + s.masked * 150 + double(s.rows) * 4000;
     const double around = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
-                          any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * 2, machine, 1);
+                          any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * width, machine, 1);
     const double apart = launches + around + any::repeated_queries_us(p, s, machine);
     return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
-template <int HeadDim, int HeadDimV, bool JoinsDkDv>
+template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 const char* block_backward_fits(const Problem& p) {
+    if (const char* why = products_fit<D, Splits>(p)) return why;
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
     if (!JoinsDkDv && p.value_in_key) return "values in keys, whose two gradients it makes apart";
     return nullptr;
@@ -193,15 +202,15 @@ size_t block_backward_workspace(const Sizing& s) {
     return any::BackwardSpace<float>::bytes(s.problem, s.layout, s.tasks, s.second_tasks);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
 void backward(const BackwardArgs& args) {
     const runtime::CurrentDevice current(args.device);
-    BlockBackward<D, HeadDim, HeadDimV, Block>::run(args);
+    BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::run(args);
 }
 
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits = false>
 Kernel block_backward(const char* name) {
-    using K = BlockBackward<D, HeadDim, HeadDimV, Block>;
+    using K = BlockBackward<D, HeadDim, HeadDimV, Block, Splits>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -213,10 +222,10 @@ Kernel block_backward(const char* name) {
             .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
             .runs_here = runs_here<K::shared_bytes(K::least_step)>,
-            .fits = block_backward_fits<HeadDim, HeadDimV, K::joins_dk_dv>,
-            .cost = block_backward_cost<HeadDim, HeadDimV, K::joins_dk_dv>,
+            .fits = block_backward_fits<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
+            .cost = block_backward_cost<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
             .workspace = block_backward_workspace,
-            .backward = backward<D, HeadDim, HeadDimV, Block>,
+            .backward = backward<D, HeadDim, HeadDimV, Block, Splits>,
             .prepare = K::prepare,
             .orders = true,
             .carries = any::BackwardCarried<float>::bytes,
@@ -276,11 +285,12 @@ KernelTable kernels() {
 #define SPATTN_PRODUCTS_bf16 "bf16"
 #define SPATTN_PRODUCTS_f16 "f16"
 #define SPATTN_PRODUCTS_f32 "tf32"
-#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block)                                 \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block>("sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype \
-                                                      "_d" #head_dim "_v" #head_dim_v "_" #block "x64"),
+#define SPATTN_PRODUCTS_f32split "f32"
+#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block, ...)         \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block __VA_OPT__(, __VA_ARGS__)>( \
+        "sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype##__VA_ARGS__ "_d" #head_dim "_v" #head_dim_v "_" #block "x64"),
 #define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block) \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block, heads>(              \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block, false, heads>(       \
         "sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype "_d" #head_dim "_v" #head_dim_v "_" #block "x64_heads" #heads),
 #define SPATTN_TILE_HEADS(...)                                       \
     SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
@@ -289,6 +299,7 @@ KernelTable kernels() {
 #undef SPATTN_TILE_HEADS
 #undef SPATTN_OF_HEADS
 #undef SPATTN_KERNEL
+#undef SPATTN_PRODUCTS_f32split
 #undef SPATTN_PRODUCTS_f32
 #undef SPATTN_PRODUCTS_f16
 #undef SPATTN_PRODUCTS_bf16

@@ -51,7 +51,8 @@ struct RowsOf {
           columns(columns),
           is_wide(is_wide) {}
 };
-using Rows = RowsOf<uint16_t>;
+template <Dtype D>
+using ElementRows = RowsOf<std::conditional_t<D == Dtype::f32, uint32_t, uint16_t>>;
 
 using any::is_wide;
 
@@ -172,7 +173,7 @@ __device__ __forceinline__ void load_float8_rows(uint32_t to, const any::Float8R
     }
 }
 
-// What this thread copied of a tile of float32, rounded to TF32 where it lies; the group that brought it is complete.
+// What this thread copied of a tile of float32 is rounded to TF32 where it lies; the group that brought it is complete.
 template <int RowCount, class Tile>
 __device__ __forceinline__ void round_own_chunks(uint32_t at) {
 #pragma unroll 4
@@ -185,10 +186,43 @@ __device__ __forceinline__ void round_own_chunks(uint32_t at) {
     }
 }
 
+// Words of an operand as products take them: 16-bit elements as they are, float32 rounded to TF32; or, if it is split,
+// as two numbers in TF32, whose sum is off by three units in the last place at most. Products of two such are three of
+// TF32, without that of the two smaller ones, which is as small (CUTLASS multiplies float32 so,
+// https://github.com/NVIDIA/cutlass). Where a word is infinite its rest is NaN: rows that are not finite are made again
+// anyway.
+template <Dtype D, bool Splits, int Count>
+struct Operand {
+    static_assert(!Splits || D == Dtype::f32, "16-bit elements need no second number");
+    uint32_t words[Count], rest[Splits ? Count : 1];
+
+    // is_rounded: to TF32 already, where it lies.
+    __device__ __forceinline__ explicit Operand(const uint32_t (&from)[Count], bool is_rounded = false) {
+#pragma unroll
+        for (int i = 0; i < Count; ++i) {
+            words[i] = D == Dtype::f32 && !Splits && !is_rounded ? tile::any_to_tf32(from[i]) : from[i];
+            if constexpr (Splits) rest[i] = tile::below_tf32(from[i]);
+        }
+    }
+};
+
+// d += a times the b of these two words.
+template <Dtype D, bool Splits, int Count>
+__device__ __forceinline__ void add_product(float* d, const Operand<D, Splits, 4>& a, const Operand<D, Splits, Count>& b,
+                                            int first, int second) {
+    constexpr tile::MatrixTag<D> tag{};
+    if constexpr (Splits) {
+        ptx::mma(d, a.rest, b.words[first], b.words[second], tag);
+        ptx::mma(d, a.words, b.rest[first], b.rest[second], tag);
+    }
+    ptx::mma(d, a.words, b.words[first], b.words[second], tag);
+}
+
 // s[g][...] of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
-// times the step's, whose rows may lie further apart. A chunk of four TF32 is loaded as one of eight 16-bit elements
-// is, and each thread then has what that product wants of it. Own rows are in TF32 already: they meet every step.
-template <Dtype D, class Tile, class StepTile = Tile, int Groups, int Values>
+// times the step's, whose rows may lie further apart. A chunk of four float32 is loaded as one of eight 16-bit elements
+// is, and each thread then has what that product wants of it. Own rows that are rounded to TF32 are so already: they
+// meet every step.
+template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, int Groups, int Values>
 __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
     const int lane = threadIdx.x % 32;
     const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
@@ -199,18 +233,19 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
         for (int i = 0; i < Values; ++i) s[g][i] = 0;
 #pragma unroll
     for (int k = 0; k < Tile::chunks / 2; ++k) {
-        uint32_t a[Groups][4];
+        uint32_t own_words[Groups][4];
 #pragma unroll
-        for (int g = 0; g < Groups; ++g) ptx::load_matrix_x4(a[g], Tile::further(a_at, k) + g * Tile::bytes16);
+        for (int g = 0; g < Groups; ++g) ptx::load_matrix_x4(own_words[g], Tile::further(a_at, k) + g * Tile::bytes16);
 #pragma unroll
         for (int n = 0; n < Values / 8; ++n) {
-            uint32_t b[4];
-            ptx::load_matrix_x4(b, StepTile::further(b_at, k) + n * StepTile::bytes16);
-            if constexpr (D == Dtype::f32) tile::round_to_tf32(b);
+            uint32_t step_words[4];
+            ptx::load_matrix_x4(step_words, StepTile::further(b_at, k) + n * StepTile::bytes16);
+            const Operand<D, Splits, 4> b(step_words);
 #pragma unroll
             for (int g = 0; g < Groups; ++g) {
-                ptx::mma(&s[g][8 * n], a[g], b[0], b[1], tile::MatrixTag<D>{});
-                ptx::mma(&s[g][8 * n + 4], a[g], b[2], b[3], tile::MatrixTag<D>{});
+                const Operand<D, Splits, 4> a(own_words[g], true);
+                add_product(&s[g][8 * n], a, b, 0, 1);
+                add_product(&s[g][8 * n + 4], a, b, 2, 3);
             }
         }
     }
@@ -236,31 +271,59 @@ __device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][Words][4
         }
 }
 
-// The same of TF32. A load that transposes moves 16 bits at a time, so a thread reads four columns of two rows, those
+// The same of float32. A load that transposes moves 16 bits at a time, so a thread reads four columns of two rows, those
 // that a word of p and its neighbour stand for, without a conflict. Its sums are of other columns than 16-bit elements
 // give it: value 16 c + 4 e + 2 h + n is of its row r + 8 h and column 32 c + 8 (lane % 4) + 4 n + e.
-template <class Tile, int Groups, int Words>
-__device__ __forceinline__ void add_tf32_product(const uint32_t (&p)[Groups][Words][4], uint32_t step,
-                                                 float (&sums)[Groups][Tile::columns / 2]) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t even = Tile::at(step, 2 * (lane % 4), lane / 4), odd = Tile::at(step, 2 * (lane % 4) + 1, lane / 4);
+template <class Tile, bool Splits>
+struct FloatProduct {
+    const uint32_t even, odd;  // where this thread's first rows of the step are
+
+    __device__ __forceinline__ explicit FloatProduct(uint32_t step)
+        : even(Tile::at(step, 2 * (int(threadIdx.x) % 4), int(threadIdx.x) % 32 / 4)),
+          odd(Tile::at(step, 2 * (int(threadIdx.x) % 4) + 1, int(threadIdx.x) % 32 / 4)) {}
+
+    // Matrix instructions round sums towards 0. Of rounded operands that is lost in their own error; where they are split
+    // a step's sums are made apart, and added as floats are: errors of one sign would else grow with the keys.
+    template <int Groups, int Words>
+    __device__ __forceinline__ void add(const uint32_t (&p)[Groups][Words][4],
+                                        float (&sums)[Groups][Tile::columns / 2]) const {
+        if constexpr (Splits) {
 #pragma unroll
-    for (int k = 0; k < Words; ++k)
+            for (int c = 0; c < Tile::columns / 32; ++c) {
+                float of_step[Groups][16] = {};
 #pragma unroll
-        for (int c = 0; c < Tile::columns / 32; ++c) {
-            const uint32_t further = k * 8 * Tile::row_bytes + c * 128;
-            uint32_t b0[4], b1[4];
-            ptx::load_shared(b0, even + further);
-            ptx::load_shared(b1, odd + further);
-            tile::round_to_tf32(b0);
-            tile::round_to_tf32(b1);
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
+                for (int k = 0; k < Words; ++k) add(p, k, c, of_step);
 #pragma unroll
                 for (int g = 0; g < Groups; ++g)
-                    ptx::mma(&sums[g][16 * c + 4 * e], p[g][k], b0[e], b1[e], tile::MatrixTag<Dtype::f32>{});
+#pragma unroll
+                    for (int i = 0; i < 16; ++i) sums[g][16 * c + i] += of_step[g][i];
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < Words; ++k)
+#pragma unroll
+                for (int c = 0; c < Tile::columns / 32; ++c) add(p, k, c, sums, 16 * c);
         }
-}
+    }
+
+private:
+    // Eight tokens, k of the step, and 32 columns, c of the tile: into 16 values of each group, from `first` on.
+    template <int Groups, int Words, int Values>
+    __device__ __forceinline__ void add(const uint32_t (&p)[Groups][Words][4], int k, int c,
+                                        float (&to)[Groups][Values], int first = 0) const {
+        const uint32_t further = k * 8 * Tile::row_bytes + c * 128;
+        uint32_t b0[4], b1[4];
+        ptx::load_shared(b0, even + further);
+        ptx::load_shared(b1, odd + further);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            const Operand<Dtype::f32, Splits, 2> b({b0[e], b1[e]});
+#pragma unroll
+            for (int g = 0; g < Groups; ++g)
+                add_product(&to[g][first + 4 * e], Operand<Dtype::f32, Splits, 4>(p[g][k]), b, 0, 1);
+        }
+    }
+};
 
 // Results on their way to memory. They pass through shared memory so that what follows of a row, which may go to parts,
 // to the next piece or to the tensor, is a loop over rows: a kernel that has it unrolled for each of a thread's values
@@ -290,9 +353,9 @@ struct SumTile {
             }
     }
 
-    // The same of sums as add_tf32_product leaves them.
+    // The same of sums as FloatProduct leaves them.
     template <int Groups>
-    __device__ static void stage_tf32(uint32_t base, int row, const float (&sums)[Groups][Columns / 2]) {
+    __device__ static void stage_float(uint32_t base, int row, const float (&sums)[Groups][Columns / 2]) {
         const int lane = threadIdx.x % 32;
         const uint32_t first = at(base, row + lane / 4, 8 * (lane % 4));
 #pragma unroll

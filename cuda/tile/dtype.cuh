@@ -66,5 +66,9 @@ __device__ __forceinline__ void round_to_tf32(uint32_t (&words)[Count]) {
 #pragma unroll
     for (int i = 0; i < Count; ++i) words[i] = any_to_tf32(words[i]);
 }
+// What matrix instructions cut off a number, as one of its own: of its 13 bits they cut off another two. NaN for infinity.
+__device__ __forceinline__ uint32_t below_tf32(uint32_t word) {
+    return __float_as_uint(__uint_as_float(word) - __uint_as_float(word & 0xFFFFE000));
+}
 
 }  // namespace spattn::tile

@@ -102,7 +102,7 @@ constexpr float ds_lift = D == Dtype::f16 ? 16 : 1;
 template <Dtype D>
 constexpr float ds_unlift = 1 / ds_lift<D>;
 
-// A thread's probabilities that make its part of an a operand: 16 keys of 16 bits, or 8 of TF32.
+// A thread's probabilities that make its part of an a operand: 16 keys of 16 bits, or 8 of float32.
 template <Dtype D>
 constexpr int operand_values = D == Dtype::f32 ? 4 : 8;
 
@@ -113,9 +113,9 @@ struct NoWeights {
 };
 
 // p = exp(s - m), lifted, as the a operand of the next product, and this thread's sums. Two 16-bit values of
-// neighbouring keys are a word, and the layouts agree; TF32's operand has eight keys, of which the even ones stand
-// before the odd ones, so that here, too, each thread has what it needs. A row that has seen no key has m = -infinity:
-// a key gives infinity there, and no key 0.
+// neighbouring keys are a word, and the layouts agree; an operand of float32 has eight keys, of which the even ones
+// stand before the odd ones, so that here, too, each thread has what it needs. What products take of such a word is
+// theirs to say. A row that has seen no key has m = -infinity: a key gives infinity there, and no key 0.
 template <Dtype D, int Values, class Scale, class Weights = NoWeights>
 __device__ __forceinline__ void exponentials(const float (&s)[Values], const RowState& rows, Scale& scale_log2,
                                              float (&sum)[2], uint32_t (&p)[Values / operand_values<D>][4],
@@ -131,7 +131,7 @@ __device__ __forceinline__ void exponentials(const float (&s)[Values], const Row
         sum[row_of(i)] += x, sum[row_of(i)] += y;
         weights(i, x, y);
         if constexpr (D == Dtype::f32)
-            p[i / 4][row_of(i)] = to_tf32(x), p[i / 4][row_of(i) + 2] = to_tf32(y);
+            p[i / 4][row_of(i)] = __float_as_uint(x), p[i / 4][row_of(i) + 2] = __float_as_uint(y);
         else
             p[i / 8][i % 8 / 2] = pack<D>(x, y);
     }
@@ -201,11 +201,16 @@ __device__ __forceinline__ unsigned rows_with(bool first, bool second) {
     return bits;
 }
 
-// The tile as 16-bit elements: the a operand of a product, 16 columns a step.
+// The tile as the a operand of a product, as probabilities are.
 template <Dtype D, int Values>
-__device__ __forceinline__ void pack_tile(const float (&tile)[Values], uint32_t (&words)[Values / 8][4]) {
+__device__ __forceinline__ void pack_tile(const float (&tile)[Values], uint32_t (&words)[Values / operand_values<D>][4]) {
 #pragma unroll
-    for (int i = 0; i < Values; i += 2) words[i / 8][i % 8 / 2] = pack<D>(tile[i], tile[i + 1]);
+    for (int i = 0; i < Values; i += 2) {
+        if constexpr (D == Dtype::f32)
+            words[i / 4][row_of(i)] = __float_as_uint(tile[i]), words[i / 4][row_of(i) + 2] = __float_as_uint(tile[i + 1]);
+        else
+            words[i / 8][i % 8 / 2] = pack<D>(tile[i], tile[i + 1]);
+    }
 }
 
 // Such words into swizzled panels of 64 columns, `panel_bytes` apart, 64 rows of 128 bytes each. Base a multiple of

@@ -456,10 +456,10 @@ enum spattn_plan_flags {
                                            gradients. head_dim_v <= head_dim */
     SPATTN_PLAN_SINK_LOGITS = 1 << 6,   /* sink_logits will be given to each call */
     SPATTN_PLAN_TF32 = 1 << 7,          /* float32 may be rounded to TF32, 11 significant bits, for the tensor cores of
-                                           Ampere and later: q, k, v and p are then off by up to 2^-11 of themselves as
-                                           they enter q kT and p v, which add up in float32. A permission: where no
-                                           such kernel serves, as on the CPU, for other dtypes, and in backward, nothing
-                                           is rounded. spattn_plan_kernel names kernels of "tf32" */
+                                           Ampere and later: q, k, v and p, and backward dout and ds, are then off by up
+                                           to 2^-11 of themselves as they enter products, which add up in float32. A
+                                           permission: where no such kernel serves, as on the CPU, and for other dtypes,
+                                           nothing is rounded. spattn_plan_kernel names kernels of "tf32" */
     SPATTN_PLAN_STARTS = 1 << 8,        /* keys lie in a cache that calls fill: each says where its queries begin.
                                            Forward alone */
     SPATTN_PLAN_PARENTS = 1 << 9        /* with SPATTN_PLAN_STARTS: the queries of an entry are nodes of trees, and each

@@ -65,10 +65,10 @@ template <Dtype D>
 void Dispatch<D>::prepare(int32_t) {}
 }  // namespace any
 namespace sm80 {
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ>::run(const ForwardArgs&) {}
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ>
-void BlockForward<D, HeadDim, HeadDimV, BlockQ>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::run(const ForwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
+void BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::prepare(int32_t) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherForward<D, HeadDim, HeadDimV, Block>::run(const ForwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
@@ -77,10 +77,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 void GatherBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
-void BlockBackward<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
-template <Dtype D, int HeadDim, int HeadDimV, int Block>
-void BlockBackward<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
+void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
+void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::prepare(int32_t) {}
 }  // namespace sm80
 namespace sm90 {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -319,7 +319,7 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
     const Golden tf32{"", "full", 2, 512, 512, 128, Dtype::f32, true, false, 1, 0, false, true};
     CHECK_EQ(imaginary::name(plan_of(tf32).forward), "sm80_block_forward_tf32_d128_v128_64x64");
-    CHECK_EQ(imaginary::name(plan_of(tf32).backward), "any_gather_backward_f32");
+    CHECK_EQ(imaginary::name(plan_of(tf32).backward), "sm80_block_backward_tf32_d128_v128_64x64");
     imaginary_capability = 75;  // still less, and other tensor cores
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "any_block_forward_bf16_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_gather_backward_bf16");

@@ -52,7 +52,7 @@ struct Type {
     double tiniest;  // absolute error of a result: what lies below it may be flushed to zero
     double lightest; // the same of a probability
     double largest;  // inputs beyond this may overflow: they are hostile
-    double operand;  // relative error of q and k as operands of a product
+    double operand;  // relative error of q and k, and of dout and v, as operands of a product
     uint32_t flags;  // of the plan
 };
 inline constexpr Type types[] = {
@@ -60,7 +60,7 @@ inline constexpr Type types[] = {
     {"bf16", {SPATTN_BFLOAT, 16, 1}, 0x1p-24, 0x1p-8, 0x1p-8, 1e-37, 1e-37, 1e32, 0, 0},
     {"f16", {SPATTN_FLOAT, 16, 1}, 0x1p-24, 0x1p-11, 0x1p-10, 0x1p-24, 0x1p-32, 6e4, 0, 0},
     {"f64", {SPATTN_FLOAT, 64, 1}, 0x1p-53, 0, 0x1p-52, 1e-300, 1e-300, 1e290, 0, 0},
-    // float32 whose plan may round operands to TF32, of p v both.
+    // float32 whose plan may round operands to TF32, of a product both.
     {"tf32", {SPATTN_FLOAT, 32, 1}, 0x1p-24, 0x1.01p-10, 0x1p-23, 1e-37, 1e-37, 1e32, 0x1p-11, SPATTN_PLAN_TF32},
     // What operands of float8 stand for, and their results.
     {"bf16 from float8", {SPATTN_BFLOAT, 16, 1}, 0x1p-24, 0x1p-8, 0x1p-8, 1e-37, 1e-37, 1e32, 0, 0},

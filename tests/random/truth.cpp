@@ -406,7 +406,7 @@ private:
             const double* const value = &values_[size_t(key * value_dim_)];
             const double* const k = &keys_[size_t(key * dim_)];
             const double p = r.weights[i], dp = dot(dout.data(), value, value_dim_);
-            const double dp_error = sums * magnitude_dot(dout.data(), value, value_dim_);
+            const double dp_error = (sums + 2 * type_.operand) * magnitude_dot(dout.data(), value, value_dim_);
             const double slope_error = p_.softcap != 0 ? 2 * r.slip / p_.softcap + 16 * type_.sum : 0;
             const double ds = scale * p * (dp - delta) * r.slopes[i];
             const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +

@@ -87,7 +87,7 @@ class Plan(OfThisProcess):
     backward                backward will be called
     deterministic           bit-equal results between calls; on the CPU they always are
     reference               the plain double-precision kernels: slow, the truth
-    tf32                    float32 products of a forward may round their operands to TF32, 11 significant bits, on GPUs
+    tf32                    float32 products may round their operands to TF32, 11 significant bits, on GPUs
                             whose tensor cores take them; explain() names the kernel. Else it changes nothing
     starts                  keys lie in a cache that calls fill, for decoding and prefill in chunks: seq_k is how many
                             tokens it has room for, and every call brings starts, where its queries begin. The pattern
