@@ -286,12 +286,16 @@ KernelTable kernels() {
 #define SPATTN_PRODUCTS_f16 "f16"
 #define SPATTN_PRODUCTS_f32 "tf32"
 #define SPATTN_PRODUCTS_f32split "f32"
-#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block, ...)         \
+#define SPATTN_SPLITS_ false
+#define SPATTN_SPLITS_split true
+#define SPATTN_NAME(kernel, products, head_dim, head_dim_v, block) \
+    "sm80_" #kernel "_" SPATTN_PRODUCTS_##products "_d" #head_dim "_v" #head_dim_v "_" #block "x64"
+#define SPATTN_KERNEL(kernel, dtype, head_dim, head_dim_v, block, ...)           \
     kernel<Dtype::dtype, head_dim, head_dim_v, block __VA_OPT__(, __VA_ARGS__)>( \
-        "sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype##__VA_ARGS__ "_d" #head_dim "_v" #head_dim_v "_" #block "x64"),
-#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block) \
-    kernel<Dtype::dtype, head_dim, head_dim_v, block, false, heads>(       \
-        "sm80_" #kernel "_" SPATTN_PRODUCTS_##dtype "_d" #head_dim "_v" #head_dim_v "_" #block "x64_heads" #heads),
+        SPATTN_NAME(kernel, dtype##__VA_ARGS__, head_dim, head_dim_v, block)),
+#define SPATTN_OF_HEADS(heads, kernel, dtype, head_dim, head_dim_v, block, ...)            \
+    kernel<Dtype::dtype, head_dim, head_dim_v, block, SPATTN_SPLITS_##__VA_ARGS__, heads>( \
+        SPATTN_NAME(kernel, dtype##__VA_ARGS__, head_dim, head_dim_v, block) "_heads" #heads),
 #define SPATTN_TILE_HEADS(...)                                       \
     SPATTN_OF_HEADS(16, __VA_ARGS__) SPATTN_OF_HEADS(8, __VA_ARGS__) \
     SPATTN_OF_HEADS(4, __VA_ARGS__) SPATTN_OF_HEADS(2, __VA_ARGS__)
@@ -299,6 +303,9 @@ KernelTable kernels() {
 #undef SPATTN_TILE_HEADS
 #undef SPATTN_OF_HEADS
 #undef SPATTN_KERNEL
+#undef SPATTN_NAME
+#undef SPATTN_SPLITS_split
+#undef SPATTN_SPLITS_
 #undef SPATTN_PRODUCTS_f32split
 #undef SPATTN_PRODUCTS_f32
 #undef SPATTN_PRODUCTS_f16
