@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds, runs the GPU tests and 20,000 problems drawn at random, runs some of both again under compute-sanitizer's
-# tools, and writes tests/results/<gpu>.txt.
+# Builds, runs the GPU tests, 20,000 problems drawn at random and 1,000 large ones, runs some of the first two again
+# under compute-sanitizer's tools, and writes tests/results/<gpu>.txt.
 #   tests/gpu/record.sh [BUILD_FOLDER] [RESULTS_FOLDER]
 # Programs run side by side, since each waits for its truths on the CPU most of the time; those under tools follow.
 # SPATTN_TEST_EVERY=n runs one case of n, SPATTN_TEST_PROBLEMS=n as many problems; SPATTN_TEST_TOOLS names the tools.
@@ -56,6 +56,9 @@ part "test_gpu, all others" "$test" $(sed -n 's/^TEST(\([a-z_0-9]*\)).*/\1/p' te
     grep -vxF "$(printf '%s\n' $apart)")
 # shellcheck disable=SC2086
 part "test_random --device cuda --problems $problems" $random --problems "$problems"
+large="--large --problems $(((problems + 19) / 20)) --seconds 300"
+# shellcheck disable=SC2086
+part "test_random --device cuda $large" $random $large
 wait
 
 # What takes minutes under a tool is left out: long rows.

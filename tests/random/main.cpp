@@ -3,11 +3,13 @@
 // lies in any way, and hostile values. What a library does not offer it says itself (SPATTN_E_NO_KERNEL), and another
 // problem is drawn, so that new rows, options and passes are met without a change here.
 //
-//     test_random [--device cpu|cuda] [--seed S] [--problems N | --problem I] [--seconds S] [--patience S]
+//     test_random [--device cpu|cuda] [--seed S] [--problems N | --problem I] [--seconds S] [--patience S] [--large]
 //                 [--only KERNEL_PREFIX] [--values NAME,...] [--poison NAME,...] [--work MULTIPLICATIONS] [--tokens N]
 //
-// Every second problem is pinned to a kernel row, each in its turn; --work and --tokens bound a problem's size. A run
-// that does not end within --patience seconds ends the process, since a kernel that hangs cannot be stopped.
+// Every second problem is pinned to a kernel row, each in its turn; --work and --tokens bound a problem's size. --large
+// draws problems of thousands of tokens, up to 128K: three of four run the row that their plan chooses, and a sample of
+// rows and keys is compared with the truth. A run that does not end within --patience seconds ends the process, since a
+// kernel that hangs cannot be stopped.
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,11 +36,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t most_attempts = 400;  // until a problem is drawn that the library serves
 constexpr double most_backward_work = 1e7;  // multiplications of a kv head
+constexpr double most_runs = 2e7, most_seconds = 0.5;  // of a large problem
 constexpr int most_failures_printed = 20;
 constexpr int64_t least_for_kinds = 300;  // problems, from which on every kind must have been met
 
 struct Options {
-    Choices choices{1, {}, {}, 0, 12000};
+    Choices choices;
     std::string device = "cpu", only;
     std::string more;  // options that change what is drawn, as a command needs them
     int64_t first = 0, problems = 400;
@@ -60,11 +63,26 @@ std::vector<Kind> read_kinds(const std::string& given, const char* const (&names
     return kinds;
 }
 
+// Thousands of keys hide one another where all have some weight: most large problems search. Scores of a ramp would be
+// too large there to say something, and denormals take too long.
+void choose_values(Choices& choices) {
+    std::vector<Values>& values = choices.values;
+    const auto drop = [&](Values unwanted) { values.erase(std::find(values.begin(), values.end(), unwanted)); };
+    if (!choices.is_large) return drop(Values::search);
+    drop(Values::ramp), drop(Values::denormal);
+    values.insert(values.end(), values.size(), Values::search);
+}
+
 Options read_options(int argc, char** argv) {
     Options o;
     std::string values, poisons;
-    for (int i = 1; i + 1 < argc + (argc % 2 == 0); i += 2) {
-        const std::string name = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    for (int i = 1; i < argc; ++i) {
+        const std::string name = argv[i];
+        if (name == "--large") {
+            o.choices.is_large = true, o.more += " " + name;
+            continue;
+        }
+        const std::string value = ++i < argc ? argv[i] : "";
         if (value.empty()) throw std::runtime_error(name + " wants a value");
         if (name == "--device") o.device = value;
         else if (name == "--seed") o.choices.seed = std::stoull(value);
@@ -83,10 +101,13 @@ Options read_options(int argc, char** argv) {
     }
     o.choices.values = read_kinds<Values>(values, value_names);
     o.choices.poisons = read_kinds<Poison>(poisons, poison_names);
+    if (values.empty()) choose_values(o.choices);
     if (!o.only.empty() && o.problems > 1) o.first = num_fixed_problems;
     const bool is_cpu = o.device == "cpu";
     if (!is_cpu && o.device != "cuda") throw std::runtime_error("--device is cpu or cuda, not " + o.device);
-    if (o.choices.most_work == 0) o.choices.most_work = is_cpu ? 5e7 : 5e9;
+    const bool is_large = o.choices.is_large;
+    if (o.choices.most_work == 0) o.choices.most_work = is_cpu ? (is_large ? 2e10 : 5e7) : (is_large ? 1e12 : 5e9);
+    if (o.choices.most_tokens == 0) o.choices.most_tokens = is_large ? 128 << 10 : 12000;
     if (o.patience == 0) o.patience = is_cpu ? 300 : 20;
     return o;
 }
@@ -253,7 +274,8 @@ private:
     const Row* pin_of(int64_t index) const {
         if (index < num_fixed_problems) return nullptr;
         if (!options_.only.empty()) return &pinned_[size_t(index) % pinned_.size()];
-        return index % 2 ? &pinned_[size_t(index / 2) % pinned_.size()] : nullptr;
+        const int64_t every = options_.choices.is_large ? 4 : 2;
+        return index % every == 1 ? &pinned_[size_t(index / every) % pinned_.size()] : nullptr;
     }
 
     std::string command(int64_t index, const Row* pin) const {
@@ -274,6 +296,7 @@ private:
             planned = make_plan(context, problem, pin ? pin->name : "");
             if (planned.status == SPATTN_E_NO_KERNEL) tally_.count(tally_.refused, reason_of(planned.why));
             else if (planned.status != SPATTN_OK) throw std::runtime_error(planned.why + "\n    " + problem.describe());
+            if (problem.is_large && read(planned.explained).seconds > most_seconds) planned.plan.reset();
         }
         problem.is_dispatched = read(planned.explained).dispatches;
         for (const std::string& row : planned.rows)
@@ -288,11 +311,15 @@ private:
                     describe(problem, pin) + "\n    rows:" + names_of(planned));
     }
 
-    // The truth of a backward pass takes whole kv heads, over all their rows.
+    // The truth of a small problem's backward pass takes whole kv heads, over all their rows. That of a large problem
+    // keeps the runs of keys of all rows; reference rows would take minutes.
     bool is_affordable(const Problem& problem) const {
-        const double work = count_pairs(problem) * double(problem.c.head_dim + problem.value_dim());
-        return work <= options_.choices.most_work &&
-               (!problem.is_backward() || work / double(problem.c.heads_kv) <= most_backward_work);
+        if (problem.is_large && estimate_runs(problem) > most_runs) return false;
+        const spattn_problem& p = problem.c;
+        const double work = count_pairs(problem) * double(p.head_dim + problem.value_dim());
+        const bool is_slow = problem.is_large && problem.has(SPATTN_PLAN_REFERENCE);
+        return work <= options_.choices.most_work / (is_slow ? 50 : 1) &&
+               (problem.is_large || !problem.is_backward() || work / double(p.heads_kv) <= most_backward_work);
     }
 
     static std::string names_of(const Planned& planned) {
@@ -372,7 +399,8 @@ private:
 
     int report() {
         const int64_t tried = tally_.passed + tally_.failed;
-        const bool is_whole = !options_.is_filtered && tried >= least_for_kinds;
+        // Few large problems are pinned to rows.
+        const bool is_whole = !options_.is_filtered && !options_.choices.is_large && tried >= least_for_kinds;
         for (const Row& row : rows_) tally_.rows[row.name];
         print("problems by kind", tally_.kinds);
         print("problems by option", tally_.options);

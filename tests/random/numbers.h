@@ -121,18 +121,18 @@ struct Float8 {
     using Stored = uint8_t;
     static double widen(uint8_t x) {
         const int exponent = x >> 3 & 15, mantissa = x & 7;
-        const double size = exponent ? std::ldexp(8 + mantissa, exponent - 10) : std::ldexp(mantissa, -9);
+        const double size = exponent ? cast<double>(uint64_t(exponent + 1016) << 52 | uint64_t(mantissa) << 49)
+                                     : mantissa * 0x1p-9;
         return (x & 0x7f) == 0x7f ? std::nan("") : x & 0x80 ? -size : size;
     }
     static uint8_t narrow(double x) {
+        const double size = std::fabs(x);
         const uint8_t sign = std::signbit(x) ? 0x80 : 0;
         if (std::isnan(x)) return uint8_t(sign | 0x7f);
-        if (std::fabs(x) >= 448) return uint8_t(sign | 0x7e);
-        int exponent;
-        std::frexp(x, &exponent);  // |x| < 2^exponent
-        const int unit = std::fabs(x) < 0x1p-6 ? -9 : exponent - 4;
-        const int units = int(std::nearbyint(std::ldexp(std::fabs(x), -unit)));
-        return uint8_t(sign | (unit == -9 && units < 8 ? units : units + 8 * (unit + 9)));
+        if (size >= 448) return uint8_t(sign | 0x7e);
+        if (size < 0x1p-6) return uint8_t(sign | int(std::nearbyint(size * 0x1p9)));
+        const uint64_t b = cast<uint64_t>(size);
+        return uint8_t(sign | (((b + (uint64_t(1) << 48) - 1 + (b >> 49 & 1)) >> 49) - (uint64_t(1016) << 3)));
     }
 };
 }  // namespace bits

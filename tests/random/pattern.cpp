@@ -11,6 +11,7 @@ namespace {
 
 constexpr size_t longest_text = 240;
 constexpr int64_t most_pairs_by_number = 1 << 18;  // of masks: every pair of them is a number
+constexpr int64_t most_transposed = 8192;          // tokens: a row of some transposes asks all rows of the pattern
 
 template <class... Parts>
 std::string join(const Parts&... parts) {
@@ -86,6 +87,43 @@ public:
         Pattern pattern = algebra(int(random_.in(0, 3)), true);
         if (random_.one_in(3)) pattern = two_of(spattn_pattern_intersection, parse("causal"), std::move(pattern));
         return pattern;
+    }
+
+    // As models of long contexts use them: windows reach over a few blocks or most of the tokens. Those of caches often
+    // do the latter, beside sinks, since queries near the end of the capacity alone are beyond them then.
+    Pattern large(bool on_cache) {
+        const int64_t n = longest_;
+        const bool is_far = on_cache ? !random_.one_in(3) : random_.one_in(3);
+        const int64_t window = is_far ? random_.in(n / 3, n) : random_.size(n / 4 + 1);
+        const std::string recent = join("window(", random_.one_in(2) ? window : window / 64 * 64, ",0)");
+        const std::string sinks = join("sink(", random_.of({1, 4, 64, 128, 1000}), ")");
+        const int64_t stride = random_.one_in(2) ? random_.of({64, 128, 256, 512})
+                                                 : random_.in(n / 500 + 1, n / 10 + 2);
+        switch (random_.in(on_cache ? -9 : 1, on_cache ? 14 : 15)) {
+            default:
+            case 1: return parse(join("causal & (", sinks, " | ", recent, ")"));
+            case 2: return parse("causal & " + recent);
+            case 3: return parse(join("causal & (", recent, " | strided(", stride, "))"));
+            case 4: {
+                const int64_t step = random_.of({2, 3, 4, 16, 64});
+                return parse(join("causal & dilated(", step * random_.size(n / step / 4 + 1), ",0,", step, ")"));
+            }
+            case 5: return parse(join("bigbird(", random_.of({16, 64, 128}), ",3,", random_.in(0, 2), ",",
+                                      random_.in(0, 3), ",", random_.in(0, 99), ")"));
+            case 6: return two_of(spattn_pattern_intersection, parse("causal"), documents());
+            case 7: return parse(join(random_.one_in(2) ? "causal & " : "", "block_diagonal(", random_.size(n), ")"));
+            case 8: return parse(join("causal & (", recent, " | landmark(", stride, ",", random_.in(1, 3), "))"));
+            case 9: return parse(join("global_tokens(", list(positions(8)), ") | ", recent));
+            case 10: return e_.seq_q <= e_.seq_k ? tree(true) : documents();
+            case 11: return csr(40, false);
+            case 12: return bsr();
+            case 13: {
+                Pattern lists = random_.one_in(2) ? csr(20, false) : bsr();
+                return two_of(spattn_pattern_union, std::move(lists), parse("causal & " + recent));
+            }
+            case 14: return choice(!random_.one_in(4), [&] { return large(on_cache); });
+            case 15: return dealt().rows_of(parse(join("causal & (", sinks, " | ", recent, ")")));
+        }
     }
 
     // Tokens behind an end are padding: they see nothing.
@@ -171,15 +209,16 @@ private:
     // Lists for the rows of these extents.
     Pattern lists() {
         const int64_t pairs = e_.seq_q * e_.seq_k;
-        if (random_.one_in(4) && e_.seq_q <= e_.seq_k) return tree();
+        if (random_.one_in(4) && e_.seq_q <= e_.seq_k) return tree(false);
         if (random_.one_in(3) && e_.batch * e_.heads * pairs <= most_pairs_by_number) return mask();
-        if (random_.one_in(2) && pairs <= 16 * most_pairs_by_number) return csr();
+        if (random_.one_in(2) && pairs <= 16 * most_pairs_by_number) return csr(60, true);
         return bsr();
     }
 
-    Pattern tree() {
+    // is_flat: a node's parent may be any before it, so that ways to the root are short.
+    Pattern tree(bool is_flat) {
         std::vector<int64_t> parents(size_t(random_.in(e_.seq_q, e_.seq_k)));
-        const int64_t back = number(20);
+        const int64_t back = is_flat ? int64_t(parents.size()) : number(20);
         for (size_t node = 0; node < parents.size(); ++node)
             parents[node] = std::max<int64_t>(-1, int64_t(node) - random_.in(1, back));
         const Integers tensor(parents);
@@ -190,11 +229,12 @@ private:
     struct Rows {
         std::vector<int64_t> row_ptr{0}, col_idx;
     };
-    Rows rows(int64_t count, int64_t columns, int64_t usual) {
+    Rows rows(int64_t count, int64_t columns, int64_t usual, bool may_be_full) {
         Rows out;
         for (int64_t row = 0; row < count; ++row) {
             const int64_t step = random_.one_in(2) ? 1 : random_.size(columns);
-            const int64_t first = random_.in(0, columns), length = random_.one_in(30) ? columns : random_.size(usual);
+            const int64_t first = random_.in(0, columns);
+            const int64_t length = may_be_full && random_.one_in(30) ? columns : random_.size(usual);
             if (!random_.one_in(8))
                 for (int64_t c = first; c < std::min(columns, first + length * step); c += step)
                     out.col_idx.push_back(c);
@@ -202,8 +242,8 @@ private:
         }
         return out;
     }
-    Pattern csr() {
-        const Rows r = rows(e_.seq_q, e_.seq_k, 60);
+    Pattern csr(int64_t usual, bool may_be_full) {
+        const Rows r = rows(e_.seq_q, e_.seq_k, usual, may_be_full);
         const Integers row_ptr(r.row_ptr), col_idx(r.col_idx);
         return made("csr", [&](auto out) {
             return spattn_pattern_csr(&row_ptr.tensor, &col_idx.tensor, e_.seq_k, 0, out);
@@ -212,7 +252,7 @@ private:
     Pattern bsr() {
         const auto block = [&] { return random_.one_in(3) ? 128 : random_.one_in(2) ? 16 : random_.in(1, 140); };
         const int64_t block_q = block(), block_k = block(), down = (e_.seq_q + block_q - 1) / block_q;
-        const Rows r = rows(down, (e_.seq_k + block_k - 1) / block_k, 12);
+        const Rows r = rows(down, (e_.seq_k + block_k - 1) / block_k, 12, true);
         const Integers row_ptr(r.row_ptr), col_idx(r.col_idx);
         return made("bsr", [&](auto out) {
             return spattn_pattern_bsr(&row_ptr.tensor, &col_idx.tensor, block_q, block_k, e_.seq_q, e_.seq_k, 0, out);
@@ -248,6 +288,7 @@ private:
                 return made("difference", [&](auto out) { return spattn_pattern_difference(a.get(), b.get(), out); });
             }
             case 4: {
+                if (longest_ > most_transposed) return leaf(is_whole);
                 const Pattern inner = algebra(depth - 1, false);
                 return made("transpose", [&](auto out) { return spattn_pattern_transpose(inner.get(), out); });
             }
@@ -334,10 +375,10 @@ Pattern parse(const std::string& text) {
     return made(text.c_str(), [&](auto out) { return spattn_pattern_parse(text.c_str(), out); });
 }
 
-DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool is_group, bool on_cache) {
+DrawnPattern draw_pattern(Random& random, const Extents& e, Lengths lengths, bool is_group, bool on_cache) {
     Drawing drawing(random, e);
     DrawnPattern drawn;
-    if (!is_long && random.one_in(is_group ? 1 : 10)) {
+    if (lengths != Lengths::sparse && random.one_in(is_group ? 1 : 10)) {
         const bool has_blocks = random.one_in(2);
         // Half of the blocks are of sizes that tiles make up, so that rows which read layouts take them, too.
         const bool fits_tiles = random.one_in(2);
@@ -345,6 +386,8 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
         drawn.list_block_q = has_blocks && !on_cache && !random.one_in(3) ? block() : 1;  // 1: each query has a list of its own
         drawn.list_block_k = has_blocks ? block() : 1;
         drawn.list_most = random.size(has_blocks ? 8 : is_group ? 1000 : 100);
+        if (lengths == Lengths::large)
+            drawn.list_most = std::min(has_blocks ? random.size(64) : random.size(2048), e.longest_list);
         drawn.pattern = has_blocks ? parse(join("runtime_blocks(", drawn.list_block_q, ",", drawn.list_block_k, ",",
                                                 drawn.list_most, ")"))
                                    : parse(join("runtime_tokens(", drawn.list_most, ")"));
@@ -361,7 +404,8 @@ DrawnPattern draw_pattern(Random& random, const Extents& e, bool is_long, bool i
         }
         return drawn;
     }
-    drawn.pattern = is_long ? drawing.sparse() : drawing.any();
+    const bool is_usual = lengths == Lengths::large && !random.one_in(on_cache ? 5 : 3);
+    drawn.pattern = lengths == Lengths::sparse ? drawing.sparse() : is_usual ? drawing.large(on_cache) : drawing.any();
     if (random.one_in(5)) drawn.pattern = drawing.padded(std::move(drawn.pattern));
     drawn.varies_by_batch = drawing.varies_by_batch, drawn.varies_by_head = drawing.varies_by_head;
     return drawn;

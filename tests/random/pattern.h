@@ -25,6 +25,7 @@ Pattern parse(const std::string& text);
 
 struct Extents {
     int64_t batch, heads, seq_q, seq_k;
+    int64_t longest_list = 1;  // of those that come with a call, in a large problem
 };
 
 struct DrawnPattern {
@@ -33,8 +34,10 @@ struct DrawnPattern {
     bool varies_by_batch = false, varies_by_head = false;
     int64_t list_block_q = 0, list_block_k = 0, list_most = 0;  // of lists that come with a call
 };
-// is_long: only such as keep few pairs of many tokens. is_group: lists that come with a call. on_cache: for such a call.
-DrawnPattern draw_pattern(Random& random, const Extents& extents, bool is_long, bool is_group, bool on_cache);
+// sparse: only such as keep few pairs of many tokens. large: also such as are used on thousands of tokens.
+enum class Lengths { small, sparse, large };
+// is_group: lists that come with a call. on_cache: for such a call.
+DrawnPattern draw_pattern(Random& random, const Extents& extents, Lengths lengths, bool is_group, bool on_cache);
 
 std::string text_of(const spattn_pattern* pattern);  // cut where it is too long for a line
 

@@ -9,8 +9,11 @@ namespace random_test {
 
 namespace {
 
-constexpr int64_t most_elements = 4 << 20;   // of one tensor
-constexpr int64_t most_own_pairs = 1 << 24;  // of the truth's lists
+constexpr int64_t most_elements[] = {4 << 20, 16 << 20};  // of one tensor of a small problem, and of a large one
+constexpr int64_t most_own_pairs = 1 << 24;  // of all heads, where heads may see their own
+constexpr int64_t most_listed = 4 << 20;     // indices of a large problem's call
+constexpr int64_t most_nodes = 4096;         // of a tree
+constexpr int64_t least_tokens = 2048;       // of a large problem
 
 // ---- sizes ----
 
@@ -38,6 +41,20 @@ void draw_head_dims(Random& random, spattn_problem& p) {
     if (random.one_in(60)) p.head_dim = 576, p.head_dim_v = 512;
 }
 
+void bound_elements(spattn_problem& p, int64_t most, int64_t tile_heads) {
+    const auto elements = [&] {
+        return p.batch * std::max(p.heads_q * p.seq_q, p.heads_kv * p.seq_k) * std::max(p.head_dim, p.head_dim_v);
+    };
+    while (p.batch > 1 && elements() > most) --p.batch;
+    while (p.heads_kv > 1 && elements() > most) p.heads_q -= p.heads_q / p.heads_kv, --p.heads_kv;
+    if (elements() > most && tile_heads == 1) p.heads_q = 1;
+}
+
+void bound_tokens(spattn_problem& p, int64_t most_elements) {
+    const int64_t most = most_elements / p.batch / std::max(p.head_dim, p.head_dim_v);
+    p.seq_q = std::min(p.seq_q, most / p.heads_q), p.seq_k = std::min(p.seq_k, most / p.heads_kv);
+}
+
 // Shapes with long rows, with many short ones, and small ones.
 bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p, const Row* pin) {
     const int64_t tile_heads = pin ? pin->tile_heads : 1;
@@ -49,21 +66,37 @@ bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p, const
     const bool fills_blocks = is_long || (has_many_tasks && random.one_in(2));
     p.seq_q = fills_blocks ? random.in((most + 3) / 4, most) : draw_length(random, most);
     p.seq_k = is_long ? random.in((most + 3) / 4, most) : random.one_in(2) ? p.seq_q : draw_length(random, most);
-    const auto elements = [&] {
-        return p.batch * std::max(p.heads_q * p.seq_q, p.heads_kv * p.seq_k) * std::max(p.head_dim, p.head_dim_v);
-    };
-    while (p.batch > 1 && elements() > most_elements) --p.batch;
-    while (p.heads_kv > 1 && elements() > most_elements) p.heads_q -= p.heads_q / p.heads_kv, --p.heads_kv;
-    if (elements() > most_elements && tile_heads == 1) p.heads_q = 1;
+    bound_elements(p, most_elements[false], tile_heads);
     return is_long;
 }
 
+// Thousands of tokens, and fewer where a problem of that kind was refused. Half of the sequences attend to themselves;
+// others are asked by a few queries, by a chunk, or by another sequence.
+void draw_large_sizes(Random& random, const Choices& choices, int64_t attempt, spattn_problem& p, const Row* pin) {
+    const int64_t tile_heads = pin ? pin->tile_heads : 1;
+    draw_head_dims(random, p);
+    draw_heads(random, p, false, tile_heads);
+    const int64_t least = std::min(least_tokens, choices.most_tokens);
+    const int64_t most = std::max(choices.most_tokens >> std::min<int64_t>(attempt / 4, 20), least);
+    const auto draw = [&] {
+        const double tokens = double(least) * std::exp(random.unit() * std::log(double(most) / double(least)));
+        if (random.one_in(3)) return int64_t(tokens);
+        return std::clamp<int64_t>(int64_t(tokens) / 64 * 64 + random.in(-1, 1), 1, most);
+    };
+    p.seq_k = draw();
+    p.seq_q = random.one_in(2) ? p.seq_k : random.one_in(3) ? draw() : random.size(random.one_in(2) ? 64 : least);
+    bound_elements(p, most_elements[true], tile_heads);
+    bound_tokens(p, most_elements[true]);
+}
+
 // Few queries of large groups, as latent and multi-query attention have them, whose heads share lists.
-void draw_group(Random& random, spattn_problem& p) {
+void draw_group(Random& random, spattn_problem& p, bool is_large) {
     p.batch = p.axes == SPATTN_THD ? 1 : random.in(1, 2), p.heads_kv = random.in(1, 2);
     p.heads_q = p.heads_kv * random.of<int64_t>({1, 3, 16, 48, 64, 65, 128});
-    p.seq_q = random.size(24), p.seq_k = random.size(700);
+    p.seq_q = random.size(24);
+    if (!is_large) p.seq_k = random.size(700);
     if (random.one_in(2)) p.head_dim = 576, p.head_dim_v = 512, p.flags |= SPATTN_PLAN_VALUE_IN_KEY;
+    if (is_large) bound_tokens(p, most_elements[true]);
 }
 
 // ---- options ----
@@ -95,11 +128,13 @@ void draw_options(Random& random, Problem& problem, const Row* pin) {
     problem.has_dlse = random.one_in(2), problem.wants_dsinks = random.one_in(2);
 }
 
-// A cache that has room for as many tokens as there are keys, and pages that are hardly ever what a kernel likes.
-void draw_cache(Random& random, spattn_problem& p) {
+// A cache that has room for as many tokens as there are keys, and pages that are hardly ever what a kernel likes. Large
+// ones are asked by few tokens or by a chunk.
+void draw_cache(Random& random, spattn_problem& p, bool is_large) {
     p.flags = (p.flags | SPATTN_PLAN_STARTS) & ~uint32_t(SPATTN_PLAN_Q_OFFSET);
     p.q_offset = 0;
-    if (random.one_in(3)) p.seq_q = 1;
+    if (is_large) p.seq_q = std::min(p.seq_k, random.one_in(2) ? random.in(2, 64) : random.size(2048));
+    if (random.one_in(is_large ? 4 : 3)) p.seq_q = 1;
     if (random.one_in(3)) p.cache_dtype = float8.dtype;
     if (random.one_in(3)) return;
     p.page_size = random.of<int64_t>({1, 7, 16, 32, 64, 64, 128, 128, 256});
@@ -112,7 +147,8 @@ void draw_ragged(Random& random, Problem& problem) {
     if (!p.page_size || random.one_in(2)) return;
     const int64_t of_entry = std::max(p.heads_q * p.seq_q, p.heads_kv * p.seq_k) * std::max(p.head_dim, p.head_dim_v);
     p.axes = SPATTN_BSHD;
-    p.batch = std::clamp<int64_t>(most_elements / of_entry, 1, random.in(1, random.one_in(4) ? 20 : 4));
+    const int64_t most = random.in(1, random.one_in(4) ? 20 : 4);
+    p.batch = std::clamp<int64_t>(most_elements[problem.is_large] / of_entry, 1, most);
     const bool decodes = random.one_in(3);
     problem.query_offsets = {random.one_in(4) ? random.in(1, 20) : 0};
     for (int64_t b = 0; b < p.batch; ++b) {
@@ -122,12 +158,16 @@ void draw_ragged(Random& random, Problem& problem) {
     problem.ragged_rows = std::max<int64_t>(problem.query_offsets.back() + (random.one_in(3) ? random.in(1, 20) : 0), 1);
 }
 
-// Mostly all of a call's queries have a place; some entries have less to ask, or nothing.
-std::vector<int64_t> draw_starts(Random& random, const spattn_problem& p) {
+// Mostly all of a call's queries have a place; some entries have less to ask, or nothing. Large caches are often nearly
+// full.
+std::vector<int64_t> draw_starts(Random& random, const Problem& problem) {
+    const spattn_problem& p = problem.c;
+    const int64_t last = std::max<int64_t>(p.seq_k - p.seq_q, 0);
     std::vector<int64_t> starts;
     for (int64_t b = 0; b < p.batch; ++b)
-        starts.push_back(random.one_in(6) ? random.in(-p.seq_q - 2, p.seq_k + 2)
-                                          : random.in(0, std::max<int64_t>(p.seq_k - p.seq_q, 0)));
+        starts.push_back(random.one_in(6)                       ? random.in(-p.seq_q - 2, p.seq_k + 2)
+                         : problem.is_large && random.one_in(2) ? random.in(last / 8 * 7, last)
+                                                                : random.in(0, last));
     return starts;
 }
 
@@ -168,10 +208,13 @@ Problem fixed_problem(int64_t index) {
 // The values of every row, by its place: the same numbers whatever the order in which they are asked for.
 class Source {
 public:
-    Source(Random& random, const Problem& problem, bool is_query, bool is_value)
+    // first_tokens: of each batch entry, the key beside its first query.
+    Source(Random& random, const Problem& problem, bool is_query, bool is_value, std::vector<int64_t> first_tokens = {})
         : seed_(random.next()), values_(problem.values), is_query_(is_query), is_value_(is_value),
           type_(*problem.type), constant_(random.of({0.5, -1., 2.})), which_(random.in(0, 2)),
-          growth_(random.of({0.02, 0.3, -0.3}) / std::sqrt(double(problem.c.head_dim))) {}
+          growth_(random.of({0.02, 0.3, -0.3}) / std::sqrt(double(problem.c.head_dim))), scale_(problem.scale()),
+          heads_(is_query ? problem.c.heads_q : problem.c.heads_kv), seq_k_(problem.c.seq_k),
+          first_tokens_(std::move(first_tokens)) {}
 
     void row(int64_t plane, int64_t row, std::vector<double>& out) const {
         Random random(seed_ + uint64_t(plane) * 0x632BE59BD9B4E019 + uint64_t(row) * 0xD6E8FEB86659FD93);
@@ -199,6 +242,9 @@ public:
             case Values::large:
                 if (is_value_) scale(out, is_half() ? 1e3 : 1e15);
                 break;
+            case Values::search:
+                if (!is_value_) search(random, plane, row, out);
+                break;
             default: break;
         }
     }
@@ -208,76 +254,35 @@ private:
     static void scale(std::vector<double>& out, double by) {
         for (double& x : out) x *= by;
     }
+    // Keys of a stretch have its name, of signs, and noise. A query has that of the first stretch, of its own, or of
+    // one before it: a score of about 12, where others are about 0.
+    void search(Random& random, int64_t plane, int64_t row, std::vector<double>& out) const {
+        constexpr int64_t stretch = 16;
+        int64_t key = row;
+        if (is_query_) {
+            key = std::clamp<int64_t>(first_tokens_[size_t(plane / heads_)] + row, 0, seq_k_ - 1);
+            key = random.of<int64_t>({0, key, random.in(0, key)});
+        }
+        const double size = std::min(8., std::sqrt(12 / (double(out.size()) * std::fabs(scale_))));
+        Random name(uint64_t(key / stretch));
+        for (double& x : out)
+            x = size * ((name.one_in(2) ? 1 : -1) * (is_query_ && scale_ < 0 ? -1 : 1) + 0.3 * x);
+    }
     uint64_t seed_;
     Values values_;
     bool is_query_, is_value_;
     const Type& type_;
     double constant_;
     int64_t which_;
-    double growth_;
+    double growth_, scale_;
+    int64_t heads_, seq_k_;
+    std::vector<int64_t> first_tokens_;
 };
 
 double draw_poison(Random& random, const Type& type) {
     const bool is_f16 = type.dtype.bits == 16 && type.dtype.code == SPATTN_FLOAT;
     const double finite = type.dtype.bits == 64 ? 1e308 : is_f16 ? 65504 : 3e38;
     return random.of({nan, nan, infinity, -infinity, finite, -finite});
-}
-
-spattn_extent extent_of(const Problem& problem) {
-    spattn_extent e{};
-    e.struct_size = sizeof e, e.flags = SPATTN_EXTENT_Q_OFFSET;
-    e.batch = problem.c.batch, e.heads = problem.c.heads_q, e.seq_q = problem.c.seq_q, e.seq_k = problem.c.seq_k;
-    e.q_offset = problem.q_offset();
-    if (problem.is_on_cache()) e.seq_q = e.seq_k, e.q_offset = 0;
-    return e;
-}
-
-spattn_tensor host_tensor(void* data, spattn_dtype dtype, int32_t ndim, const int64_t* shape) {
-    spattn_tensor tensor{};
-    tensor.data = data, tensor.device = {SPATTN_CPU, 0}, tensor.ndim = ndim, tensor.dtype = dtype, tensor.shape = shape;
-    return tensor;
-}
-
-Keys::Rows rows_of_head(const spattn_pattern* pattern, const spattn_extent& extent, int64_t head) {
-    Keys::Rows rows;
-    rows.row_ptr.resize(size_t(extent.seq_q) + 1);
-    int64_t nnz = 0;
-    demand(spattn_pattern_to_csr(pattern, &extent, head, nullptr, nullptr, &nnz), "to_csr");
-    rows.col_idx.resize(size_t(std::max<int64_t>(nnz, 1)));
-    const int64_t lines = extent.seq_q + 1, most = int64_t(rows.col_idx.size());
-    const spattn_tensor row_ptr = host_tensor(rows.row_ptr.data(), {SPATTN_INT, 64, 1}, 1, &lines);
-    const spattn_tensor col_idx = host_tensor(rows.col_idx.data(), {SPATTN_INT, 32, 1}, 1, &most);
-    demand(spattn_pattern_to_csr(pattern, &extent, head, &row_ptr, &col_idx, &nnz), "to_csr");
-    return rows;
-}
-
-std::vector<Keys::Rows> planes_of_mask(const spattn_pattern* pattern, const spattn_extent& e) {
-    std::vector<uint8_t> mask(size_t(e.batch * e.heads * e.seq_q * e.seq_k));
-    const int64_t shape[4] = {e.batch, e.heads, e.seq_q, e.seq_k};
-    const spattn_tensor tensor = host_tensor(mask.data(), {SPATTN_UINT, 8, 1}, 4, shape);
-    demand(spattn_pattern_to_mask(pattern, &e, &tensor), "to_mask");
-    std::vector<Keys::Rows> planes(size_t(e.batch * e.heads));
-    const uint8_t* kept = mask.data();
-    for (Keys::Rows& plane : planes) {
-        plane.row_ptr.push_back(0);
-        for (int64_t row = 0; row < e.seq_q; ++row) {
-            for (int64_t key = 0; key < e.seq_k; ++key)
-                if (*kept++) plane.col_idx.push_back(int32_t(key));
-            plane.row_ptr.push_back(int64_t(plane.col_idx.size()));
-        }
-    }
-    return planes;
-}
-
-std::vector<Keys::Rows> planes_of(const spattn_pattern* pattern, const Problem& problem) {
-    const spattn_extent extent = extent_of(problem);
-    if (problem.drawn.varies_by_batch) return planes_of_mask(pattern, extent);
-    std::vector<Keys::Rows> planes;
-    for (int64_t head = 0; head < (problem.drawn.varies_by_head ? extent.heads : 1); ++head)
-        planes.push_back(rows_of_head(pattern, extent, head));
-    for (int64_t batch = 1; problem.drawn.varies_by_head && batch < extent.batch; ++batch)
-        for (int64_t head = 0; head < extent.heads; ++head) planes.push_back(planes[size_t(head)]);
-    return planes;
 }
 
 std::vector<int64_t> draw_indices(Random& random, const Problem& problem) {
@@ -317,6 +322,14 @@ spattn_problem Problem::told() const {
     return told;
 }
 
+spattn_extent Problem::extent() const {
+    spattn_extent e{};
+    e.struct_size = sizeof e, e.flags = SPATTN_EXTENT_Q_OFFSET;
+    e.batch = c.batch, e.heads = c.heads_q, e.seq_q = c.seq_q, e.seq_k = c.seq_k, e.q_offset = q_offset();
+    if (is_on_cache()) e.seq_q = e.seq_k, e.q_offset = 0;
+    return e;
+}
+
 std::string Problem::describe() const {
     char text[512];
     constexpr const char* axes[] = {"bshd", "bhsd", "thd"};
@@ -346,21 +359,29 @@ Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, con
     p.struct_size = sizeof p;
     problem.type = &draw_type(random, pin);
     p.flags |= problem.type->flags;
-    const bool is_long = draw_sizes(random, choices, p, pin);
+    problem.is_large = choices.is_large;
+    if (choices.is_large) draw_large_sizes(random, choices, attempt, p, pin);
+    const bool is_long = !choices.is_large && draw_sizes(random, choices, p, pin);
     draw_options(random, problem, pin);
     const bool gathers = pin && pin->name.find("gather") != std::string::npos;
     const bool is_group = !is_long && random.one_in(gathers ? 2 : 25);
-    if (is_group) draw_group(random, p);
+    if (is_group) draw_group(random, p, choices.is_large);
     draw_numbers(random, p);
     const bool may_be_on_cache = !problem.is_backward() && !problem.has_float8_operands() && p.axes != SPATTN_THD;
-    if (may_be_on_cache && !is_long && random.one_in(gathers ? 3 : 6))
-        draw_cache(random, p), draw_ragged(random, problem);
+    if (may_be_on_cache && !is_long && (choices.is_large ? !random.one_in(3) : random.one_in(gathers ? 3 : 6)))
+        draw_cache(random, p, choices.is_large), draw_ragged(random, problem);
     const int64_t rows = problem.is_on_cache() ? p.seq_k : p.seq_q;
     const bool is_uniform = p.batch * p.heads_q * rows * p.seq_k > most_own_pairs;
-    const bool on_cache = problem.is_on_cache(), is_listed = is_group || (on_cache && random.one_in(gathers ? 2 : 3));
-    const Extents extents{p.batch, p.heads_q, rows, p.seq_k};
-    problem.drawn = draw_pattern(random, extents, !is_listed && (is_long || is_uniform), is_listed, on_cache);
-    if (on_cache && !problem.drawn.list_most && random.one_in(3)) p.flags |= SPATTN_PLAN_PARENTS;
+    const bool on_cache = problem.is_on_cache();
+    const bool is_listed = is_group || (on_cache && random.one_in(gathers ? 2 : choices.is_large ? 5 : 3));
+    const int64_t longest_list = std::max<int64_t>(1, most_listed / (p.batch * p.heads_kv * p.seq_q));
+    const Extents extents{p.batch, p.heads_q, rows, p.seq_k, longest_list};
+    const Lengths lengths = choices.is_large                        ? Lengths::large
+                            : !is_listed && (is_long || is_uniform) ? Lengths::sparse
+                                                                    : Lengths::small;
+    problem.drawn = draw_pattern(random, extents, lengths, is_listed, on_cache);
+    const bool may_be_tree = on_cache && !problem.drawn.list_most && p.seq_q <= most_nodes;
+    if (may_be_tree && random.one_in(3)) p.flags |= SPATTN_PLAN_PARENTS;
     problem.values = choices.values[size_t(random.in(0, int64_t(choices.values.size()) - 1))];
     problem.poison = choices.poisons[size_t(random.in(0, int64_t(choices.poisons.size()) - 1))];
     return problem;
@@ -373,92 +394,10 @@ double count_pairs(const Problem& problem) {
                double(d.list_block_k);
     spattn_stats stats{};
     stats.struct_size = sizeof stats;
-    const spattn_extent extent = extent_of(problem);
+    const spattn_extent extent = problem.extent();
     demand(spattn_pattern_stats(d.pattern.get(), &extent, &stats), "stats");
-    return stats.pairs;
-}
-
-// ---- keys ----
-
-namespace {
-bool has(const Keys::Span& keys, int64_t key) { return std::binary_search(keys.begin(), keys.end(), key); }
-}  // namespace
-
-Keys Keys::of_pattern(const Problem& problem) {
-    Keys keys(problem.c.heads_q);
-    keys.planes_ = planes_of(problem.drawn.pattern.get(), problem);
-    return keys;
-}
-
-Keys Keys::of_cache(const Problem& problem, const CacheCall& call) {
-    const auto& [starts, parents, indices, counts] = call;
-    const spattn_problem& p = problem.c;
-    const DrawnPattern& d = problem.drawn;
-    const Keys whole = d.list_most ? Keys(p.heads_q) : of_pattern(problem);
-    Keys keys(p.heads_q);
-    for (int64_t b = 0; b < p.batch; ++b)
-        for (int64_t h = 0; h < p.heads_q; ++h) {
-            Rows rows;
-            rows.row_ptr.push_back(0);
-            const auto see = [&](int64_t token, int64_t key) {
-                if (key <= token) rows.col_idx.push_back(int32_t(key));
-            };
-            const auto see_tree = [&](int64_t token, int64_t n) {
-                const int64_t start = token - n, *const parent = parents.data() + b * p.seq_q;
-                std::vector<bool> is_on_way(size_t(n + 1));
-                for (int64_t at = n; at >= 0; at = parent[at] < at ? parent[at] : -1) is_on_way[size_t(at)] = true;
-                for (const int32_t key : whole.of(b, h, token))
-                    if (key < start || (key <= token && is_on_way[size_t(key - start)])) see(token, key);
-            };
-            const auto see_listed = [&](int64_t token, int64_t list) {
-                const int64_t count = counts.empty() ? d.list_most : std::min(counts[size_t(list)], d.list_most);
-                for (int64_t i = 0; i < count; ++i) {
-                    const int64_t first = indices[size_t(list * d.list_most + i)] * d.list_block_k;
-                    for (int64_t key = first; first >= 0 && key < first + d.list_block_k; ++key) see(token, key);
-                }
-            };
-            for (int64_t n = 0; n < p.seq_q; ++n) {
-                const int64_t token = starts[size_t(b)] + n;
-                const bool is_there = n < problem.queries_of(b) && token >= 0 && token < p.seq_k;
-                if (is_there && d.list_most)
-                    see_listed(token, (b * p.seq_q + n) * p.heads_kv + h / problem.group());
-                else if (is_there && problem.is_tree())
-                    see_tree(token, n);
-                else if (is_there)
-                    for (const int32_t key : whole.of(b, h, token)) see(token, key);
-                rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
-            }
-            rows.col_idx.push_back(0);  // so that there is an address
-            keys.planes_.push_back(std::move(rows));
-        }
-    return keys;
-}
-
-Keys Keys::of_lists(const Problem& problem, const std::vector<int64_t>& indices, const std::vector<int64_t>& counts) {
-    const spattn_problem& p = problem.c;
-    const DrawnPattern& d = problem.drawn;
-    Keys known(p.heads_q), keys(p.heads_q);
-    if (d.known) known.planes_ = planes_of(d.known.get(), problem);
-    const int64_t lists = (p.seq_q + d.list_block_q - 1) / d.list_block_q;
-    for (int64_t b = 0; b < p.batch; ++b)
-        for (int64_t h = 0; h < p.heads_q; ++h) {
-            Rows rows;
-            rows.row_ptr.push_back(0);
-            for (int64_t row = 0; row < p.seq_q; ++row) {
-                const int64_t at = (b * lists + row / d.list_block_q) * p.heads_kv + h / problem.group();
-                const int64_t given = counts.empty() ? d.list_most : counts[size_t(at)];
-                for (int64_t n = 0; n < std::min(given, d.list_most); ++n) {
-                    const int64_t block = indices[size_t(at * d.list_most + n)], first = block * d.list_block_k;
-                    if (block < 0) continue;
-                    for (int64_t key = first; key < std::min(p.seq_k, first + d.list_block_k); ++key)
-                        if (!d.known || has(known.of(b, h, row), key)) rows.col_idx.push_back(int32_t(key));
-                }
-                rows.row_ptr.push_back(int64_t(rows.col_idx.size()));
-            }
-            rows.col_idx.push_back(0);  // so that there is an address
-            keys.planes_.push_back(std::move(rows));
-        }
-    return keys;
+    const bool is_part = problem.is_large && problem.is_on_cache();
+    return stats.pairs * (is_part ? double(problem.c.seq_q) / double(problem.c.seq_k) : 1);
 }
 
 // ---- tensors ----
@@ -541,7 +480,7 @@ Tensors::Tensors(Problem& problem) : keys(make_keys(problem)) {
 }
 
 Keys Tensors::make_keys(Problem& problem) {
-    if (problem.is_on_cache()) starts = draw_starts(problem.random, problem.c);
+    if (problem.is_on_cache()) starts = draw_starts(problem.random, problem);
     if (problem.drawn.list_most)
         indices = draw_indices(problem.random, problem), counts = draw_counts(problem.random, problem);
     if (problem.is_tree()) parents = draw_parents(problem.random, problem.c);
@@ -554,18 +493,19 @@ void Tensors::fill(Problem& problem) {
     const spattn_problem& p = problem.c;
     Marks seen(p.batch, p.heads_kv, p.seq_k), sees(p.batch, p.heads_q, p.seq_q);
     const bool is_everywhere = problem.poison != Poison::unseen;
-    for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t b = 0; b < p.batch; ++b) {
         for (int64_t h = 0; h < p.heads_q; ++h)
-            for (int64_t row = 0; row < p.seq_q; ++row) {
-                const Keys::Span span = keys.of(b, h, row);
-                sees.at(b, h, row) = is_everywhere || span.size() > 0;
-                if (!is_everywhere)
-                    for (const int32_t key : span) seen.at(b, h / problem.group(), key) = 1;
-            }
-    if (is_everywhere)
-        for (int64_t b = 0; b < p.batch; ++b)
-            for (int64_t h = 0; h < p.heads_kv; ++h) std::fill_n(&seen.at(b, h, 0), p.seq_k, char(1));
-    const Source queries(random, problem, true, false), of_keys(random, problem, false, false),
+            for (int64_t row = 0; row < p.seq_q; ++row)
+                sees.at(b, h, row) = is_everywhere || !keys.of(b, h, row).is_empty();
+        for (int64_t h = 0; h < p.heads_kv; ++h) {
+            const std::vector<int64_t> queries = is_everywhere ? std::vector<int64_t>(size_t(p.seq_k), 1)
+                                                               : keys.count_queries(b, h);
+            for (int64_t key = 0; key < p.seq_k; ++key) seen.at(b, h, key) = queries[size_t(key)] > 0;
+        }
+    }
+    const std::vector<int64_t> first_tokens =
+        starts.empty() ? std::vector<int64_t>(size_t(p.batch), problem.q_offset()) : starts;
+    const Source queries(random, problem, true, false, first_tokens), of_keys(random, problem, false, false),
         of_values(random, problem, false, true);
     fill_seen(q, queries, sees, random);
     fill_seen(k, of_keys, seen, random);
@@ -753,7 +693,8 @@ void Tensors::poison_others(Problem& problem) {
         const int64_t kind = random.in(0, 5), first = random.in(0, p.seq_k - 1);
         if (kind <= 1) {
             std::fill(is_poisoned.begin(), is_poisoned.end(), char(1));
-            for (const int32_t key : keys.of(b, head, row)) is_poisoned[size_t(key)] = 0;
+            for (const Keys::Run& run : keys.of(b, head, row))
+                std::fill(is_poisoned.begin() + run.begin, is_poisoned.begin() + run.end, char(0));
         } else if (kind == 2) {
             std::fill_n(is_poisoned.begin() + first, random.size(p.seq_k - first), char(1));
         } else if (kind == 3) {

@@ -6,15 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "keys.h"
 #include "operand.h"
 #include "pattern.h"
 
 namespace random_test {
 
-// What the tensors hold where everybody looks.
-enum class Values { normal, loud, ramp, spikes, constant, zeros, denormal, large, count };
-inline constexpr const char* value_names[] = {"normal",   "loud",  "ramp",     "spikes",
-                                              "constant", "zeros", "denormal", "large"};
+// What the tensors hold where everybody looks. search: each query looks for a stretch of keys, which get most of its
+// weight, so that a few keys that are lost among thousands are missed.
+enum class Values { normal, loud, ramp, spikes, constant, zeros, denormal, large, search, count };
+inline constexpr const char* value_names[] = {"normal", "loud",     "ramp",  "spikes", "constant",
+                                              "zeros",  "denormal", "large", "search"};
 // Where NaN, infinity and numbers that overflow stand. unseen: where nobody looks. Isolation: others: where some look,
 // and those who do not must not notice.
 enum class Poison { none, unseen, others, count };
@@ -30,11 +32,12 @@ struct Row {
 
 // What a caller lets be drawn.
 struct Choices {
-    uint64_t seed = 0;
+    uint64_t seed = 1;
     std::vector<Values> values;
     std::vector<Poison> poisons;
     double most_work = 0;    // multiplications of a forward pass on kept pairs
     int64_t most_tokens = 0;  // of one sequence
+    bool is_large = false;    // problems have thousands of tokens
 };
 
 struct Problem {
@@ -45,6 +48,7 @@ struct Problem {
     DrawnPattern drawn;
     Values values = Values::normal;
     Poison poison = Poison::none;
+    bool is_large = false;
     bool is_dispatched = false;  // a pass of its plan says so (plan/dispatch.h): parts of results are elements
     bool is_gathered = false;    // its backward reads lists of keys, whoever made them
     bool multiplies_float8 = false;  // a row of its plan may, as the bytes are
@@ -69,6 +73,7 @@ struct Problem {
         return is_ragged() ? query_offsets[size_t(batch + 1)] - query_offsets[size_t(batch)] : c.seq_q;
     }
     spattn_problem told() const;
+    spattn_extent extent() const;  // that the pattern stands on: of a call on a cache, all tokens
     int64_t value_dim() const { return c.head_dim_v ? c.head_dim_v : c.head_dim; }
     std::string describe() const;
 };
@@ -77,42 +82,8 @@ struct Problem {
 inline constexpr int64_t num_fixed_problems = 2;
 Problem draw_problem(const Choices& choices, int64_t index, int64_t attempt, const Row* pin);
 
-// Which keys each query row sees, in the order of their numbers; keys of run-time lists as often as they are listed.
-class Keys {
-public:
-    struct Rows {
-        std::vector<int64_t> row_ptr;
-        std::vector<int32_t> col_idx;
-    };
-    struct Span {
-        const int32_t *first, *last;
-        const int32_t* begin() const { return first; }
-        const int32_t* end() const { return last; }
-        int64_t size() const { return last - first; }
-    };
-    Span of(int64_t batch, int64_t head, int64_t row) const {
-        const Rows& rows = planes_[planes_.size() == 1 ? 0 : size_t(batch * heads_ + head)];
-        return {rows.col_idx.data() + rows.row_ptr[size_t(row)], rows.col_idx.data() + rows.row_ptr[size_t(row) + 1]};
-    }
-    static Keys of_pattern(const Problem& problem);
-    // What a call on a cache brings beside its tensors.
-    struct CacheCall {
-        std::vector<int64_t> starts;           // of each batch entry
-        std::vector<int64_t> parents;          // [batch][seq_q]; empty where queries are no trees
-        std::vector<int64_t> indices, counts;  // empty where the pattern says which keys a query sees
-    };
-    static Keys of_cache(const Problem& problem, const CacheCall& call);
-    // indices: [batch][rows][heads_kv][most]
-    static Keys of_lists(const Problem& problem, const std::vector<int64_t>& indices,
-                         const std::vector<int64_t>& counts);
-
-private:
-    explicit Keys(int64_t heads) : heads_(heads) {}
-    int64_t heads_;
-    std::vector<Rows> planes_;  // of all batch entries and heads, or one that serves all
-};
-
-// Kept pairs over all batch entries and heads: the library's own count. Run-time lists count as full.
+// Kept pairs over all batch entries and heads: the library's own count. Run-time lists count as full. A call on a cache
+// counts the pairs of all tokens, or, of a large problem, as many of them as it has queries.
 double count_pairs(const Problem& problem);
 
 // All tensors of a call, filled, and who sees what.

@@ -194,6 +194,7 @@ Facts read(const std::string& explained) {
             facts.dispatches = true;
             facts.has_rounds |= number_before(line, "round") > 1;
         }
+        if (starts_with(line, "  predicted")) facts.seconds += 1e-6 * number_before(line, "us");
         if (!starts_with(line, "  tasks")) continue;
         facts.has_more_tasks_than_lanes |= lanes > 0 && number_before(line, "in") > lanes;
         facts.splits_rows |= line.find(" split into ") != std::string::npos;

@@ -25,6 +25,7 @@ Planned make_plan(const spattn_context* context, const Problem& problem, const s
 // What a plan says of itself.
 struct Facts {
     bool has_more_tasks_than_lanes = false, splits_rows = false, dispatches = false, has_rounds = false;
+    double seconds = 0;  // of a run, as the plan predicts
 };
 Facts read(const std::string& explained);
 

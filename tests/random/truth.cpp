@@ -5,12 +5,15 @@
 #include <cfloat>
 #include <cstdio>
 
+#include "sample.h"
+
 namespace random_test {
 
 namespace {
 
-constexpr double most_work = 12e6;        // multiplications for rows of the forward pass
-constexpr double most_backward_work = 40e6;
+// Multiplications for rows of the forward pass, and for gradients: of small and of large problems.
+constexpr double most_work[] = {12e6, 1e8}, most_backward_work[] = {40e6, 2e8};
+constexpr double fewest_heads = 4, fewest_backward_heads = 2;  // that are compared, if there are as many
 constexpr double most_slip = 0.3;         // scores that are less sure than that say nothing about a row's values
 constexpr int64_t near_rows = 16;
 using Numbers = std::vector<double>;
@@ -47,7 +50,7 @@ public:
         find_wild();
         judge_every_row();
         compare_rows();
-        if (problem_.is_backward()) compare_gradients();
+        if (problem_.is_backward()) judge_every_gradient(), compare_gradients();
         return found_;
     }
 
@@ -91,15 +94,18 @@ private:
         wild_q_ = wild_rows(t_.q), wild_keys_ = wild_rows(t_.k), wild_dout_ = wild_rows(t_.dout);
         const std::vector<char> values = wild_rows(t_.v);
         for (size_t i = 0; i < values.size(); ++i) wild_keys_[i] |= values[i];
+        wild_before_.push_back(0);
+        for (const char wild : wild_keys_) wild_before_.push_back(wild_before_.back() + wild);
     }
 
     // Rows that see a wild key, or are wild themselves: nothing is said about what they get.
     bool is_exposed(int64_t b, int64_t h, int64_t row) const {
-        const Keys::Span keys = t_.keys.of(b, h, row);
-        if (wild_keys_.empty() || keys.size() == 0) return false;
+        const Keys::Row keys = t_.keys.of(b, h, row);
+        if (wild_keys_.empty() || keys.is_empty()) return false;
         if (wild_q_[index(b, h, row)]) return true;
-        const char* wild = &wild_keys_[size_t((b * p_.heads_kv + h / problem_.group()) * p_.seq_k)];
-        return std::any_of(keys.begin(), keys.end(), [&](int32_t key) { return wild[key]; });
+        const int64_t* before = &wild_before_[size_t((b * p_.heads_kv + h / problem_.group()) * p_.seq_k)];
+        return std::any_of(keys.begin(), keys.end(),
+                           [&](const Keys::Run& run) { return before[run.end] > before[run.begin]; });
     }
 
     size_t index(int64_t b, int64_t h, int64_t row) const { return size_t((b * p_.heads_q + h) * p_.seq_q + row); }
@@ -114,7 +120,7 @@ private:
                 int64_t empty = 0;
                 bool has_work = false;
                 for (int64_t row = 0; row < p_.seq_q; ++row) {
-                    const bool is_empty = t_.keys.of(b, h, row).size() == 0;
+                    const bool is_empty = t_.keys.of(b, h, row).is_empty();
                     work_ += double(t_.keys.of(b, h, row).size()) * double(dim_ + value_dim_);
                     has_work |= !is_empty, empty = is_empty ? empty + 1 : 0;
                     found_.empty_rows += is_empty, found_.has_empty_stretch |= has_work && empty >= 128;
@@ -159,6 +165,7 @@ private:
     }
 
     struct Row {
+        std::vector<int32_t> keys;
         Numbers q, scores, slopes, weights, out, out_error;
         double lse, most;
         double slip;      // how far a score may be off
@@ -184,35 +191,45 @@ private:
         return is_even ? double(parts) + 4 : 2 * std::sqrt(double(parts)) + 4;
     }
 
-    void compute_row(int64_t b, int64_t h, int64_t row, Row& r) {
+    // The row's scores of its keys, and how far they may be off.
+    void compute_scores(int64_t b, int64_t h, int64_t row, Row& r) {
         load_head(b, h / problem_.group());
-        const Keys::Span keys = t_.keys.of(b, h, row);
         const double scale = problem_.scale();
-        const size_t n = size_t(keys.size());
+        const size_t n = r.keys.size();
         r.q.resize(size_t(dim_)), r.scores.resize(n), r.slopes.resize(n), r.weights.resize(n);
         t_.q.get(b, h, row, r.q.data());
         double norm = 0, loudest = 0, rawest = 0;
         r.most = -infinity;
         for (size_t i = 0; i < n; ++i) {
-            const int64_t key = keys.first[i];
+            const int64_t key = r.keys[i];
             const double raw = scale * dot(r.q.data(), &keys_[size_t(key * dim_)], dim_);
             r.scores[i] = softcap(raw, r.slopes[i]);
             r.most = std::max(r.most, r.scores[i]), norm = std::max(norm, norms_[size_t(key)]);
             loudest = std::max(loudest, std::fabs(r.scores[i])), rawest = std::max(rawest, std::fabs(raw));
         }
+        const double products = std::fabs(scale) * std::sqrt(dot(r.q.data(), r.q.data(), dim_)) * norm;
+        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest) + 2 * operand() * products;
+        if (p_.softcap != 0) r.slip += 8 * type_.sum * std::min(p_.softcap, rawest);
+    }
+
+    void weigh_keys(Row& r) const {
+        for (size_t i = 0; i < r.keys.size(); ++i) r.weights[i] = std::exp(r.scores[i] - r.lse);
+    }
+
+    void compute_row(int64_t b, int64_t h, int64_t row, Row& r) {
+        t_.keys.of(b, h, row).list(r.keys);
+        compute_scores(b, h, row, r);
         const double top = std::max(r.most, sink(h));
         double sum = std::exp(sink(h) - top);
         for (const double s : r.scores) sum += std::exp(s - top);
         r.lse = top + std::log(sum);
-        const double products = std::fabs(scale) * std::sqrt(dot(r.q.data(), r.q.data(), dim_)) * norm;
-        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest) + 2 * operand() * products;
-        if (p_.softcap != 0) r.slip += 8 * type_.sum * std::min(p_.softcap, rawest);
-        r.relative = std::expm1(2 * r.slip) + type_.sum * (64 + 2 * roundings(int64_t(n)));
+        r.relative = std::expm1(2 * r.slip) + type_.sum * (64 + 2 * roundings(int64_t(r.keys.size())));
+        weigh_keys(r);
         Numbers magnitude(static_cast<size_t>(value_dim_)), lost(static_cast<size_t>(value_dim_));
         r.out.assign(size_t(value_dim_), 0);
-        for (size_t i = 0; i < n; ++i) {
-            const double weight = r.weights[i] = std::exp(r.scores[i] - r.lse);
-            const double* const value = &values_[size_t(keys.first[i] * value_dim_)];
+        for (size_t i = 0; i < r.keys.size(); ++i) {
+            const double weight = r.weights[i];
+            const double* const value = &values_[size_t(r.keys[i] * value_dim_)];
             for (size_t c = 0; c < size_t(value_dim_); ++c) {
                 r.out[c] += weight * value[c];
                 magnitude[c] += weight * std::fabs(value[c]), lost[c] += std::fabs(value[c]);
@@ -234,6 +251,9 @@ private:
     // both operands to bf16, which the header allows, would take.
     double operand() const { return problem_.multiplies_float8 ? 0x1p-9 : type_.operand; }
 
+    // Units of 16 bits take products and sums below the least normal float for zero.
+    double flushed() const { return 1e-37 + std::fabs(problem_.scale()) * 2 * double(dim_) * double(FLT_MIN); }
+
     // ---- forward ----
 
     bool has_exposed_neighbour(int64_t b, int64_t h, int64_t row) const {
@@ -242,21 +262,25 @@ private:
         return std::find(first, last, char(1)) != last;
     }
 
+    // Keys of each query row of a head.
+    std::vector<int64_t> count_keys(int64_t b, int64_t h) const {
+        std::vector<int64_t> keys;
+        for (int64_t row = 0; row < p_.seq_q; ++row) keys.push_back(t_.keys.of(b, h, row).size());
+        return keys;
+    }
+
     // All rows, or as many as there is time for: drawn, and of few heads, whose keys are widened once.
     void compare_rows() {
         Random random(uint64_t(problem_.index) + 1);
-        const double share = std::min(1., most_work / std::max(1., work_));
-        const double share_of_heads = std::max(std::sqrt(share), std::min(1., 4. / double(p_.batch * p_.heads_kv)));
+        const double share = std::min(1., most_work[problem_.is_large] / std::max(1., work_));
+        const double fewest = std::min(1., fewest_heads / double(p_.batch * p_.heads_q));
+        const double share_of_heads = std::max(std::sqrt(share), fewest);
         Row r;
         for (int64_t b = 0; b < p_.batch; ++b)
-            for (int64_t head_kv = 0; head_kv < p_.heads_kv; ++head_kv) {
-                if (random.unit() >= share_of_heads && b + head_kv) continue;
-                for (int64_t h = head_kv * problem_.group(); h < (head_kv + 1) * problem_.group(); ++h)
-                    for (int64_t row = 0; row < p_.seq_q; ++row) {
-                        const bool is_drawn = random.unit() * share_of_heads < share;
-                        if (!is_drawn || exposed_[index(b, h, row)] || t_.keys.of(b, h, row).size() == 0) continue;
-                        compare_row(b, h, row, r);
-                    }
+            for (int64_t h = 0; h < p_.heads_q; ++h) {
+                if (random.unit() >= share_of_heads && b + h) continue;
+                for (const int64_t row : draw_sample(random, count_keys(b, h), share / share_of_heads))
+                    if (!exposed_[index(b, h, row)] && !t_.keys.of(b, h, row).is_empty()) compare_row(b, h, row, r);
             }
     }
 
@@ -264,13 +288,11 @@ private:
         compute_row(b, h, row, r);
         ++found_.rows, found_.isolated += has_exposed_neighbour(b, h, row);
         const double loose = r.slip + type_.sum * (64 + 2 * roundings(int64_t(r.scores.size())));
-        // Units of 16 bits take products and sums below the least normal float for zero.
-        const double flushed = 1e-37 + std::fabs(problem_.scale()) * 2 * double(dim_) * double(FLT_MIN);
         if (t_.lse)
-            demand("lse", b, h, row, t_.lse.at(b, h, row), r.lse, loose + 4 * f32.sum * std::fabs(r.lse) + flushed);
+            demand("lse", b, h, row, t_.lse.at(b, h, row), r.lse, loose + 4 * f32.sum * std::fabs(r.lse) + flushed());
         if (t_.max_logits)
             demand("max_logits", b, h, row, t_.max_logits.at(b, h, row), r.most,
-                   r.slip + 4 * f32.sum * std::fabs(r.most) + flushed);
+                   r.slip + 4 * f32.sum * std::fabs(r.most) + flushed());
         if (r.slip > most_slip) return;
         Numbers out(r.out.size());
         t_.out.get(b, h, row, out.data());
@@ -301,16 +323,63 @@ private:
         double lost() const { return largest * double(count) * 0x1p-28; }
     };
 
-    // Whole kv heads over all batch entries, so that sums over rows are whole.
+    // What needs no truth: keys that nobody sees get nothing. What is seen is finite, unless values are so large that
+    // gradients may be more than an element can hold.
+    void judge_every_gradient() {
+        const bool is_tame = problem_.values == Values::normal || problem_.values == Values::search;
+        Numbers got;
+        const auto judge = [&](const char* what, const Operand& x, std::array<int64_t, 3> at, bool is_zero) {
+            if (!x) return;
+            got.resize(size_t(x.size(column_axis)));
+            x.get(at[0], at[1], at[2], got.data());
+            for (const double value : got)
+                if (is_zero ? value != 0 : is_tame && !std::isfinite(value))
+                    return fail_exactly(what, at[0], at[1], at[2], value, is_zero, 0);
+        };
+        for (int64_t b = 0; b < p_.batch; ++b)
+            for (int64_t head_kv = 0; head_kv < p_.heads_kv; ++head_kv) {
+                const std::vector<int64_t> queries = t_.keys.count_queries(b, head_kv);
+                std::vector<int64_t> spoiled(size_t(p_.seq_k) + 1);
+                for (int64_t h = head_kv * problem_.group(); h < (head_kv + 1) * problem_.group(); ++h)
+                    for (int64_t row = 0; row < p_.seq_q; ++row) {
+                        const Keys::Row keys = t_.keys.of(b, h, row);
+                        const bool is_judged = is_open(b, h, row);
+                        if (is_judged) judge("dq", t_.dq, {b, h, row}, keys.is_empty());
+                        for (const Keys::Run& run : keys)
+                            spoiled[size_t(run.begin)] += !is_judged, spoiled[size_t(run.end)] -= !is_judged;
+                    }
+                int64_t spoilers = 0;
+                for (int64_t key = 0; key < p_.seq_k; ++key) {
+                    if (spoilers += spoiled[size_t(key)]) continue;
+                    judge("dk", t_.dk, {b, head_kv, key}, queries[size_t(key)] == 0);
+                    judge("dv", t_.dv, {b, head_kv, key}, queries[size_t(key)] == 0);
+                }
+            }
+    }
+
+    // A row whose gradients are known: it, and what it sees, holds no poison.
+    bool is_open(int64_t b, int64_t h, int64_t row) const {
+        const bool is_wild = !wild_dout_.empty() && wild_dout_[index(b, h, row)] && !t_.keys.of(b, h, row).is_empty();
+        return !is_wild && !exposed_[index(b, h, row)];
+    }
+
+    // Kv heads over all batch entries, so that sums over rows are whole: of small problems all of a head, of large ones
+    // some rows and some keys.
     void compare_gradients() {
         Random random(uint64_t(problem_.index) + 2);
-        const double share = std::min(1., most_backward_work / std::max(1., 8 * work_));
+        const double share = std::min(1., most_backward_work[problem_.is_large] / std::max(1., 8 * work_));
+        const double fewest = std::min(1., fewest_backward_heads / double(p_.heads_kv));
+        const double share_of_heads = problem_.is_large ? std::max(share, fewest) : share;
+        const double share_of_head = problem_.is_large ? share / share_of_heads : 1;
         for (int64_t head_kv = 0; head_kv < p_.heads_kv; ++head_kv) {
-            if (random.unit() >= share && head_kv) continue;
+            if (random.unit() >= share_of_heads && head_kv) continue;
             Gradient dsinks;
             dsinks.reset(problem_.group());
             std::vector<char> is_sink_open(size_t(problem_.group()), char(1));
-            for (int64_t b = 0; b < p_.batch; ++b) compare_gradients_of(b, head_kv, dsinks, is_sink_open);
+            for (int64_t b = 0; b < p_.batch; ++b) {
+                draw_keys(random, b, head_kv, share_of_head);
+                compare_gradients_of(random, b, head_kv, share_of_head, dsinks, is_sink_open);
+            }
             for (int64_t g = 0; t_.dsinks && g < problem_.group(); ++g)
                 if (is_sink_open[size_t(g)])
                     demand("dsink_logits", 0, head_kv * problem_.group() + g, 0,
@@ -319,44 +388,82 @@ private:
         }
     }
 
-    void compare_gradients_of(int64_t b, int64_t head_kv, Gradient& dsinks, std::vector<char>& is_sink_open) {
+    // The keys of a head whose gradients are compared, and each one's place among them, or -1.
+    void draw_keys(Random& random, int64_t b, int64_t head_kv, double share) {
+        compared_keys_ = draw_sample(random, t_.keys.count_queries(b, head_kv), share);
+        place_of_key_.assign(size_t(p_.seq_k), -1);
+        for (size_t i = 0; i < compared_keys_.size(); ++i) place_of_key_[size_t(compared_keys_[i])] = int64_t(i);
+    }
+
+    void compare_gradients_of(Random& random, int64_t b, int64_t head_kv, double share, Gradient& dsinks,
+                              std::vector<char>& is_sink_open) {
         Gradient dk, dv;
-        dk.reset(p_.seq_k * dim_), dv.reset(p_.seq_k * value_dim_);
-        terms_.assign(size_t(p_.seq_k), {});
-        std::vector<char> is_spoiled(size_t(p_.seq_k));
-        for (int64_t g = 0; g < problem_.group(); ++g)
+        const size_t count = compared_keys_.size();
+        dk.reset(int64_t(count) * dim_), dv.reset(int64_t(count) * value_dim_);
+        terms_.assign(count, {});
+        std::vector<char> is_spoiled(count);
+        for (int64_t g = 0; g < problem_.group(); ++g) {
+            const int64_t h = head_kv * problem_.group() + g;
+            std::vector<char> is_compared(size_t(p_.seq_q));
+            for (const int64_t row : draw_sample(random, count_keys(b, h), share)) is_compared[size_t(row)] = 1;
             for (int64_t row = 0; row < p_.seq_q; ++row) {
-                const int64_t h = head_kv * problem_.group() + g;
-                const Keys::Span keys = t_.keys.of(b, h, row);
-                const bool is_wild = !wild_dout_.empty() && keys.size() > 0 && wild_dout_[index(b, h, row)];
-                bool is_open = !is_wild && !exposed_[index(b, h, row)];
-                if (keys.size() == 0) {
+                if (t_.keys.of(b, h, row).is_empty()) {
                     add_empty_row(b, h, row, dsinks, size_t(g));
                     continue;
                 }
-                if (is_open) is_open = add_row(b, h, row, dk, dv, dsinks, size_t(g));
-                if (is_open) continue;
+                const bool is_whole = is_compared[size_t(row)];
+                if (is_open(b, h, row) && add_row(b, h, row, is_whole, dk, dv, dsinks, size_t(g))) continue;
                 is_sink_open[size_t(g)] = 0;
-                for (const int32_t key : keys) is_spoiled[size_t(key)] = 1;
+                list_compared_keys(b, h, row, row_.keys);
+                for (const int32_t key : row_.keys) is_spoiled[size_t(place_of_key_[size_t(key)])] = 1;
             }
+        }
         const bool is_listed = problem_.is_gathered || !t_.indices.empty();
         const bool is_quantised = problem_.has(SPATTN_PLAN_DETERMINISTIC) && is_listed && type_.weight != 0;
         Numbers got_k(static_cast<size_t>(dim_)), got_v(static_cast<size_t>(value_dim_));
-        for (int64_t key = 0; key < p_.seq_k; ++key) {
-            if (is_spoiled[size_t(key)]) continue;
-            const double quanta = is_quantised ? terms_[size_t(key)].lost() : 0;
+        for (size_t place = 0; place < count; ++place) {
+            if (is_spoiled[place]) continue;
+            const int64_t key = compared_keys_[place];
+            const double quanta = is_quantised ? terms_[place].lost() : 0;
             t_.dk.get(b, head_kv, key, got_k.data());
             if (t_.dv) t_.dv.get(b, head_kv, key, got_v.data());
-            for (int64_t c = 0; c < value_dim_; ++c) {
-                const size_t at = size_t(key * value_dim_ + c);
-                if (t_.dv) demand("dv", b, head_kv, key, got_v[size_t(c)], dv.values[at], stored(dv, at) + quanta);
-                else dk.add(size_t(key * dim_ + c), dv.values[at], dv.errors[at], dv.squares[at]);
+            for (size_t c = 0; c < size_t(value_dim_); ++c) {
+                const size_t at = place * size_t(value_dim_) + c;
+                if (t_.dv) demand("dv", b, head_kv, key, got_v[c], dv.values[at], stored(dv, at) + quanta);
+                else dk.add(place * size_t(dim_) + c, dv.values[at], dv.errors[at], dv.squares[at]);
             }
-            for (int64_t c = 0; c < dim_; ++c) {
-                const size_t at = size_t(key * dim_ + c);
-                demand("dk", b, head_kv, key, got_k[size_t(c)], dk.values[at], stored(dk, at) + quanta);
+            for (size_t c = 0; c < size_t(dim_); ++c) {
+                const size_t at = place * size_t(dim_) + c;
+                demand("dk", b, head_kv, key, got_k[c], dk.values[at], stored(dk, at) + quanta);
             }
         }
+    }
+
+    void list_compared_keys(int64_t b, int64_t h, int64_t row, std::vector<int32_t>& keys) const {
+        keys.clear();
+        for (const Keys::Run& run : t_.keys.of(b, h, row))
+            for (auto at = std::lower_bound(compared_keys_.begin(), compared_keys_.end(), run.begin);
+                 at != compared_keys_.end() && *at < run.end; ++at)
+                keys.push_back(int32_t(*at));
+    }
+
+    // A row whose own results are not compared, as it adds to the gradients of compared keys: from the lse and out that
+    // forward wrote, which are what backward reads. A wrong one that is not sampled goes unnoticed here, but for an lse
+    // below a score.
+    void take_row(int64_t b, int64_t h, int64_t row, Row& r) {
+        list_compared_keys(b, h, row, r.keys);
+        compute_scores(b, h, row, r);
+        r.lse = t_.lse.at(b, h, row);
+        const double sums = type_.sum * (64 + 2 * roundings(t_.keys.of(b, h, row).size()));
+        const double rounded = 4 * f32.sum * std::fabs(r.lse);
+        demand("lse", b, h, row, r.lse, std::max(r.lse, r.most), r.slip + sums + rounded + flushed());
+        r.slip += rounded;
+        r.relative = std::expm1(2 * r.slip) + 64 * type_.sum;
+        weigh_keys(r);
+        r.out.resize(size_t(value_dim_)), r.out_error.resize(size_t(value_dim_));
+        t_.out.get(b, h, row, r.out.data());
+        for (size_t c = 0; c < r.out.size(); ++c)  // reference rows compute what forward has rounded
+            r.out_error[c] = type_.rounded * std::fabs(r.out[c]) + type_.tiniest;
     }
 
     // A query that is dispatched (plan/dispatch.h) gets an element from each entry's block: a sum of n terms, rounded once
@@ -386,11 +493,12 @@ private:
     // out = sum p v:  dv = p dout,  dp = dout v,  ds = p (dp - delta) with delta = dout out - dlse,  dq = scale ds k,
     // dk = scale ds q. Beside each value, how far it may be off: of 16 bits, p and p (dp - delta) are operands of products,
     // which may flush what is light.
-    bool add_row(int64_t b, int64_t h, int64_t row, Gradient& dk, Gradient& dv, Gradient& dsinks, size_t g) {
+    bool add_row(int64_t b, int64_t h, int64_t row, bool is_whole, Gradient& dk, Gradient& dv, Gradient& dsinks,
+                 size_t g) {
         Row& r = row_;
-        compute_row(b, h, row, r);
+        if (is_whole) compute_row(b, h, row, r);
+        else take_row(b, h, row, r);
         if (r.slip > most_slip) return false;
-        const Keys::Span keys = t_.keys.of(b, h, row);
         const double scale = problem_.scale(), dlse = t_.dlse ? t_.dlse.at(b, h, row) : 0;
         const double sums = type_.sum * (roundings(value_dim_) + 4), inexact = r.relative + type_.weight;
         Numbers dout(static_cast<size_t>(value_dim_));
@@ -401,8 +509,8 @@ private:
         Gradient dq;
         dq.reset(dim_);
         const double most_dout = most(dout), most_q = most(r.q);
-        for (size_t i = 0; i < size_t(keys.size()); ++i) {
-            const int64_t key = keys.first[i];
+        for (size_t i = 0; i < r.keys.size(); ++i) {
+            const int64_t key = r.keys[i], place = place_of_key_[size_t(key)];
             const double* const value = &values_[size_t(key * value_dim_)];
             const double* const k = &keys_[size_t(key * dim_)];
             const double p = r.weights[i], dp = dot(dout.data(), value, value_dim_);
@@ -412,22 +520,27 @@ private:
             const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +
                                                              (2 * inexact + slope_error) * std::fabs(dp - delta)) +
                                                         type_.lightest * (std::fabs(dp) + std::fabs(delta) + 1));
-            terms_[size_t(key)].largest += p * most_dout + std::fabs(ds) * most_q, ++terms_[size_t(key)].count;
+            if (is_whole)
+                for (int64_t c = 0; c < dim_; ++c) dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]));
+            if (place < 0) continue;
+            terms_[size_t(place)].largest += p * most_dout + std::fabs(ds) * most_q, ++terms_[size_t(place)].count;
             for (int64_t c = 0; c < value_dim_; ++c)
-                dv.add(size_t(key * value_dim_ + c), p * dout[size_t(c)],
+                dv.add(size_t(place * value_dim_ + c), p * dout[size_t(c)],
                        (inexact * p + type_.lightest) * std::fabs(dout[size_t(c)]));
-            for (int64_t c = 0; c < dim_; ++c) {
-                dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]));
-                dk.add(size_t(key * dim_ + c), ds * r.q[size_t(c)], ds_error * std::fabs(r.q[size_t(c)]));
-            }
+            for (int64_t c = 0; c < dim_; ++c)
+                dk.add(size_t(place * dim_ + c), ds * r.q[size_t(c)], ds_error * std::fabs(r.q[size_t(c)]));
         }
+        if (is_whole) compare_dq(b, h, row, dq);
+        const double p_sink = std::exp(sink(h) - r.lse);
+        dsinks.add(g, -p_sink * delta, p_sink * (r.relative * std::fabs(delta) + delta_error));
+        return true;
+    }
+
+    void compare_dq(int64_t b, int64_t h, int64_t row, const Gradient& dq) {
         Numbers got(static_cast<size_t>(dim_));
         t_.dq.get(b, h, row, got.data());
         for (size_t c = 0; c < got.size(); ++c)
             demand("dq", b, h, row, got[c], dq.values[c], stored(dq, c) + dispatched(dq, c));
-        const double p_sink = std::exp(sink(h) - r.lse);
-        dsinks.add(g, -p_sink * delta, p_sink * (r.relative * std::fabs(delta) + delta_error));
-        return true;
     }
 
     // ---- judgement ----
@@ -467,10 +580,13 @@ private:
     const int64_t dim_, value_dim_;
     Findings found_;
     std::vector<char> wild_q_, wild_keys_, wild_dout_, exposed_;
+    std::vector<int64_t> wild_before_;  // wild keys before each one of all heads
     double work_ = 0;
     int64_t loaded_ = -1;
     Numbers keys_, values_, norms_;
-    std::vector<Terms> terms_;  // of keys of the head at hand, backward
+    // What backward needs of the head at hand: the keys that are compared, each one's place among them, their terms.
+    std::vector<int64_t> compared_keys_, place_of_key_;
+    std::vector<Terms> terms_;
     Row row_;
 };
 
