@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rows that multiply 16-bit elements lose no more than rounding must: dense attention in double that rounds what such a
 // product reads (p, ds) and what is stored, correctly, sets the measure. And fp16 ends early, which nobody may notice.
+// Rows of float32 lose little in long sums of equal terms, whose roundings all go one way.
 #include "bounds.h"
 
 using namespace attention;
@@ -175,5 +176,23 @@ TEST(gradients_of_scores_may_go_beyond_fp16) {
                 check_close("dq of a head", of_head(got.dq), of_head(want.dq), bound_of(rows, "gradient"), 1);
             }
         });
+    }
+}
+
+// Queries of zeros weigh all keys alike, and where the loss is a sum of `out` over heads and queries, a key's dv has an
+// equal term from each of them: 4096 here. Added one by one, each rounds a sum of half of them on average, and all of a
+// stretch round to the same side. Rows add up 16 of them at least before these meet the others: 16 roundings of a small
+// sum, then 256 of the large one, which lose (16 + 256) / 2 units at most, and p a few.
+TEST(heads_with_equal_gradients_lose_little) {
+    constexpr int64_t columns = 16;
+    const Case c{"full", 1, 64, 1, 64, 3, columns, columns};
+    Inputs in = make_inputs(c, Dtype::f32, seed);
+    std::fill(in.q.begin(), in.q.end(), 0.);
+    for (size_t i = columns; i < in.dout.size(); ++i) in.dout[i] = in.dout[i - columns];
+    const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
+    for (const Rows& rows : cpu_rows(false)) {
+        if (rows.forward.dtype != Dtype::f32 || !is_tested(rows) || !takes(rows, c)) continue;
+        check::context = rows.backward.name;
+        check_close("dv", run_rows(c, rows, in, 2).dv, want.dv, {Dtype::f32, "dv", 0, 144 * 0x1p-24, 0.9999999}, 1);
     }
 }

@@ -302,7 +302,8 @@ struct DimsBackward {
     }
 
     // sums[key] += weight[head][key] x[head], N vectors of columns at a time, from `first` on. Those of the first head,
-    // which may be alone, wait in registers.
+    // which may be alone, wait in registers. Several heads are added up before they meet the sum of earlier rows: each
+    // rounding then is one of their small sum, not of the large one.
     template <bool is_alone, int N = 8>
     void add_products(const Real* weight, const Cell& cell, Rows x, int width, Sums sums, int first = 0) {
         for (; width - first >= N * lanes; first += N * lanes) {
@@ -313,7 +314,7 @@ struct DimsBackward {
                 Real* to = sums[cell.keys.at[i]] + first;
                 const Vec w = set1(weight[i]);
 #pragma GCC unroll 8
-                for (int j = 0; j < N; ++j) sum[j] = fma(w, part[j], load(to + j * lanes));
+                for (int j = 0; j < N; ++j) sum[j] = is_alone ? fma(w, part[j], load(to + j * lanes)) : w * part[j];
                 for (int head = 1; !is_alone && head < cell.t.heads; ++head) {
                     const Vec w = set1(weight[head * cell.keys.count + i]);
                     const Real* row = x.x + head * x.ld + first;
@@ -321,7 +322,7 @@ struct DimsBackward {
                     for (int j = 0; j < N; ++j) sum[j] = fma(w, load(row + j * lanes), sum[j]);
                 }
 #pragma GCC unroll 8
-                for (int j = 0; j < N; ++j) store(to + j * lanes, sum[j]);
+                for (int j = 0; j < N; ++j) store(to + j * lanes, is_alone ? sum[j] : load(to + j * lanes) + sum[j]);
             }
         }
         if constexpr (N > 1)
