@@ -304,12 +304,16 @@ private:
     struct Gradient {
         Numbers values, errors, squares;  // squares: of all partial sums, each of which is rounded
         Numbers powers;                   // of the terms
+        Numbers excess;                   // what rounding has added to values
         void reset(int64_t size) {
-            for (Numbers* x : {&values, &errors, &squares, &powers}) x->assign(size_t(size), 0);
+            for (Numbers* x : {&values, &errors, &squares, &powers, &excess}) x->assign(size_t(size), 0);
         }
-        // of_sums: the squares of partial sums that x is the last of.
+        // Kahan's summation: the truth must be closer than a kernel of float64. That adds up thousands of equal terms
+        // in parts, while here they come one by one. of_sums: the squares of partial sums that x is the last of.
         void add(size_t at, double x, double error, double of_sums = 0) {
-            values[at] += x, errors[at] += error, squares[at] += values[at] * values[at] + of_sums, powers[at] += x * x;
+            const double before = values[at], term = x - excess[at];
+            values[at] += term, excess[at] = (values[at] - before) - term;
+            errors[at] += error, squares[at] += values[at] * values[at] + of_sums, powers[at] += x * x;
         }
     };
 
