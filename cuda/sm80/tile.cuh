@@ -188,7 +188,7 @@ __device__ __forceinline__ void round_own_chunks(uint32_t at) {
 
 // Words of an operand as products take them: 16-bit elements as they are, float32 rounded to TF32; or, if it is split,
 // as two numbers in TF32, whose sum is off by three units in the last place at most. Products of two such are three of
-// TF32, without that of the two smaller ones, which is as small (CUTLASS multiplies float32 so,
+// TF32, without that of the two smaller ones, which is below 2^-20 of the whole (CUTLASS multiplies float32 so,
 // https://github.com/NVIDIA/cutlass). Where a word is infinite its rest is NaN: rows that are not finite are made again
 // anyway.
 template <Dtype D, bool Splits, int Count>

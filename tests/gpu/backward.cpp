@@ -10,10 +10,12 @@ namespace {
 
 std::vector<std::string> backward_rows() { return tensor_core_rows("_block_backward_"); }
 
-// The forward row with the widest tiles serves all.
+// The forward row of the same products with the widest tiles serves all.
 std::string pair_with(const std::string& row) {
-    return std::string("sm80_block_forward_") + (row.find("_f16_") != std::string::npos ? "f16" : "bf16") +
-           "_d256_v256_64x64," + row;
+    const auto is_of = [&](const char* products) { return row.find(products) != std::string::npos; };
+    const char* const products = is_of("_f16_") ? "f16" : is_of("_tf32_") ? "tf32" : is_of("_f32_") ? "f32" : "bf16";
+    const char* const tile = is_of("f32_") ? "_d128_v128_64x64," : "_d256_v256_64x64,";
+    return std::string("sm80_block_forward_") + products + tile + row;
 }
 
 // A row of lists and that of the other pass.
@@ -29,6 +31,7 @@ std::string with_its_forward(const std::string& row) {
 }
 
 Case backward_case(const std::string& row, Case c) {
+    set_dtype(c, row);
     c.backward = true, c.head_dim = dim_of(row), c.head_dim_v = dim_v_of(row);
     return c;
 }
@@ -168,7 +171,6 @@ TEST(many_tasks_backward) {
         Case split;  // Parts of the sinks' column begin in the midst of turns that the group's heads take at it.
         split.pattern = "causal & (sink(64) | window(40,0))", split.seq_q = split.seq_k = 6000;
         split.heads_q = 3, split.heads_kv = 1;
-        packed.dtype = split.dtype = dtype_of(row);
         return std::vector{backward_case(row, packed), backward_case(row, split)};
     };
     std::vector<Case> all;
@@ -185,7 +187,6 @@ TEST(misaligned_views_backward) {
     for (const std::string& row : backward_rows()) {
         Case c;
         c.pattern = "causal & (sink(5) | window(64,0))", c.seq_q = c.seq_k = 300, c.shift = 4, c.padding = 4;
-        c.dtype = dtype_of(row);
         run_row(context, pair_with(row), backward_case(row, c));
         // After an odd number of rows, parts of the keys that all queries see must still lie where four floats are
         // written at once.
@@ -220,13 +221,13 @@ TEST(deterministic_gradients_have_the_same_bits) {
             continue;  // adds in the order of arrival
         Case c;
         c.pattern = "causal & (sink(64) | window(300,0))", c.seq_q = c.seq_k = 2000, c.heads_q = 12, c.heads_kv = 3;
-        c.dtype = dtype_of(row), c.deterministic = true;
+        c.deterministic = true;
         run(pair_with(row), backward_case(row, c));
     }
     for (const std::string& row : tensor_core_rows("_gather_backward_")) {
         Case c;
         c.pattern = "causal & (sink(64) | window(300,0))", c.seq_q = 300, c.seq_k = 700, c.heads_q = 70;
-        c.dtype = dtype_of(row), c.deterministic = true, c.value_in_key = dim_of(row) > 256;
+        c.deterministic = true, c.value_in_key = dim_of(row) > 256;
         run(with_its_forward(row), backward_case(row, c));
     }
     cuda(cudaStreamDestroy(beside), "stream");

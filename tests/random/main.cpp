@@ -301,7 +301,8 @@ private:
         problem.is_dispatched = read(planned.explained).dispatches;
         for (const std::string& row : planned.rows)
             problem.is_gathered |= row.find("gather_backward") != std::string::npos,
-                problem.multiplies_float8 |= row.find("_float8_") != std::string::npos;
+                problem.multiplies_float8 |= row.find("_float8_") != std::string::npos,
+                problem.splits_float32 |= row.rfind("sm80_", 0) == 0 && row.find("_f32_") != std::string::npos;
         Tensors tensors(problem);
         run_now(worker, planned.plan.get(), problem, tensors, pin);
         const Findings found = compare(problem, tensors);

@@ -52,6 +52,7 @@ struct Problem {
     bool is_dispatched = false;  // a pass of its plan says so (plan/dispatch.h): parts of results are elements
     bool is_gathered = false;    // its backward reads lists of keys, whoever made them
     bool multiplies_float8 = false;  // a row of its plan may, as the bytes are
+    bool splits_float32 = false;     // a row of its plan does, into two numbers in TF32
     // Whose the rows of a ragged call are, [batch + 1]. Entries have up to c.seq_q queries each, and what they lack is
     // drawn and judged as queries that see nothing.
     std::vector<int64_t> query_offsets;

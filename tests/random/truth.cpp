@@ -208,7 +208,7 @@ private:
             loudest = std::max(loudest, std::fabs(r.scores[i])), rawest = std::max(rawest, std::fabs(raw));
         }
         const double products = std::fabs(scale) * std::sqrt(dot(r.q.data(), r.q.data(), dim_)) * norm;
-        r.slip = type_.sum * (roundings(dim_) * products + 4 * loudest) + 2 * operand() * products;
+        r.slip = type_.sum * (product_roundings(dim_) * products + 4 * loudest) + 2 * operand() * products;
         if (p_.softcap != 0) r.slip += 8 * type_.sum * std::min(p_.softcap, rawest);
     }
 
@@ -239,7 +239,7 @@ private:
         // What comes back from the blocks that a query is dispatched to are elements, too.
         const double parts = problem_.is_dispatched ? type_.rounded : 0;
         for (size_t c = 0; c < r.out.size(); ++c)
-            r.out_error[c] = (r.relative + type_.weight + parts) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
+            r.out_error[c] = (r.relative + weight() + parts) * magnitude[c] + type_.rounded * std::fabs(r.out[c]) +
                              lightest() * lost[c] + type_.tiniest;
     }
     // What is read from a float8 cache may meet probabilities of fp16 whatever the dtype, times scales down to 2^-9.
@@ -249,7 +249,19 @@ private:
     // Copies of operands of float8 are exact, as their scales have few digits. Matrix units that multiply bytes keep 14
     // digits below the largest of some products and their sum so far: for what that loses they have what a rounding of
     // both operands to bf16, which the header allows, would take.
-    double operand() const { return problem_.multiplies_float8 ? 0x1p-9 : type_.operand; }
+    double operand() const { return problem_.multiplies_float8 ? 0x1p-9 : any_operand(); }
+
+    // Of float32 that is split matrix units cut off three units, and a product leaves out that of both remainders, each of
+    // which is below 2^-10. Eight terms at a time are added, three times, and what is added to is cut: two units each.
+    double any_operand() const { return problem_.splits_float32 ? 3 * 0x1p-24 + 0x1p-21 : type_.operand; }
+    double product_roundings(int64_t terms) const {
+        const double cuts = problem_.splits_float32 ? 6 * std::ceil(double(terms) / 8) + 4 : 0;
+        return std::max(roundings(terms), cuts);
+    }
+    // A probability as an operand. Those of split float32 are multiplied 64 at a time.
+    double weight() const {
+        return problem_.splits_float32 ? 2 * any_operand() + type_.sum * product_roundings(64) : type_.weight;
+    }
 
     // Units of 16 bits take products and sums below the least normal float for zero.
     double flushed() const { return 1e-37 + std::fabs(problem_.scale()) * 2 * double(dim_) * double(FLT_MIN); }
@@ -504,7 +516,7 @@ private:
         else take_row(b, h, row, r);
         if (r.slip > most_slip) return false;
         const double scale = problem_.scale(), dlse = t_.dlse ? t_.dlse.at(b, h, row) : 0;
-        const double sums = type_.sum * (roundings(value_dim_) + 4), inexact = r.relative + type_.weight;
+        const double sums = type_.sum * (product_roundings(value_dim_) + 4), inexact = r.relative + weight();
         Numbers dout(static_cast<size_t>(value_dim_));
         t_.dout.get(b, h, row, dout.data());
         const double delta = dot(dout.data(), r.out.data(), value_dim_) - dlse;
@@ -518,7 +530,7 @@ private:
             const double* const value = &values_[size_t(key * value_dim_)];
             const double* const k = &keys_[size_t(key * dim_)];
             const double p = r.weights[i], dp = dot(dout.data(), value, value_dim_);
-            const double dp_error = (sums + 2 * type_.operand) * magnitude_dot(dout.data(), value, value_dim_);
+            const double dp_error = (sums + 2 * any_operand()) * magnitude_dot(dout.data(), value, value_dim_);
             const double slope_error = p_.softcap != 0 ? 2 * r.slip / p_.softcap + 16 * type_.sum : 0;
             const double ds = scale * p * (dp - delta) * r.slopes[i];
             const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +
