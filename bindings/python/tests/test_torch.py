@@ -4,6 +4,8 @@
 import gc
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -357,6 +359,53 @@ def test_exported_for_all_lengths():
     for length in (40, 65):
         q, k, v, _ = (x.detach() for x in operands(seq=length))
         assert torch.equal(program.module()(q, k, v), layer(q, k, v))
+
+
+LOAD = """
+import sys
+import torch
+import sparseattn as sa, sparseattn.torch
+
+others = [sa.mask(torch.ones(40, 40, dtype=torch.bool)) for _ in range(20)]
+program, operands, out = sys.argv[1:]
+torch.save(torch.export.load(program).module()(*torch.load(operands)), out)
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_take_patterns_of_arrays_to_other_processes(tmp_path, strict):
+    layer = Layer(sa.causal() & sa.mask(torch.rand(40, 40) < 0.5))
+    q, k, v = (x.detach() for x in operands()[:3])
+    program, given, out = (str(tmp_path / name) for name in ("program.pt2", "operands.pt", "out.pt"))
+    exported = torch.export.export(layer, (q, k, v), strict=strict)
+    assert torch.equal(exported.module()(q, k, v), layer(q, k, v))
+    torch.export.save(exported, program)
+    torch.save([q, k, v], given)
+    subprocess.run([sys.executable, "-c", LOAD, program, given, out], check=True, timeout=300)
+    assert torch.equal(torch.load(out), layer(q, k, v))
+
+
+def test_graphs_name_patterns_by_their_bytes():
+    torch._dynamo.reset()
+    names = []
+
+    def backend(graph, inputs):
+        names.extend(node.args[7] for node in graph.graph.nodes if "sparseattn" in str(node.target))
+        return graph
+
+    mask = torch.eye(40, dtype=torch.bool)
+    q, k, v, _ = operands()
+    for pattern in (sa.mask(mask), sa.mask(mask), sa.mask(~mask)):
+        compiled = torch.compile(Layer(pattern), fullgraph=True, backend=backend)
+        compiled(q, k, v)
+        del pattern, compiled
+        gc.collect()
+    first, second, third = names
+    assert first == second != third and len(first) < 80
+    assert torch.equal(through_operators(q, k, v, first), sat.attention(q, k, v, mask))
+    for foreign in ("#1", "#" + 16 * "0" + ".1", "#sha256:" + 64 * "0"):
+        with pytest.raises(sa.FormatError, match="arrays that this process has not"):
+            through_operators(q, k, v, foreign)
 
 
 def test_compiled_code_takes_no_context():

@@ -8,6 +8,8 @@ A query row i of an extent stands at position p = i + q_offset. `mod` and `/` ar
 from __future__ import annotations
 
 import itertools
+import os
+import secrets
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol, Sequence, Union
@@ -136,7 +138,7 @@ class Pattern:
     """
 
     # _kept: what the library reads in place, or the parts that have such. Plans keep their pattern for it.
-    # _name: its text, or a number in _numbered. A plain string, on whose value torch.compile can guard.
+    # _name: its text, or its key in _numbered. A plain string, on whose value torch.compile can guard.
     # _sizes: fields that every extent of it must have, as far as they are known.
     __slots__ = ("_handle", "_kept", "_name", "_sizes", "__weakref__")
     _handle: Any
@@ -302,9 +304,18 @@ def make_mask(values: Any, argument: str, borrow: bool = False) -> Pattern:
     return make_pattern(lib.spattn_pattern_mask, array, flags, kept=(array,) if borrow else (), sizes=sizes)
 
 
-# Patterns whose arrays no text holds, by their names: "#1", "#2", ...
+# Patterns whose arrays no text holds, by names that no other process gives: "#", random digits, a number.
 _numbered: WeakValueDictionary[str, Pattern] = WeakValueDictionary()
 _numbers = itertools.count(1)
+_process = secrets.token_hex(8)
+
+
+def _begin_process() -> None:
+    global _process
+    _process = secrets.token_hex(8)
+
+
+os.register_at_fork(after_in_child=_begin_process)
 
 
 def make_pattern(
@@ -327,7 +338,7 @@ def make_pattern(
     is_short = sizes is None and not any(part._name.startswith("#") for part in parts)
     text = repr(pattern) if is_short else "#"  # a text with the arrays' hash would take a look at each of their numbers
     if "#" in text:
-        text = f"#{next(_numbers)}"
+        text = f"#{_process}.{next(_numbers)}"
         _numbered[text] = pattern
     pattern._name = text
     return pattern
@@ -336,13 +347,13 @@ def make_pattern(
 def pattern_named(name: str) -> Pattern:
     """The pattern whose _name this is, or of a text.
 
-    Raises FormatError for no text, and for a number whose pattern is gone or was another process's.
+    Raises FormatError for no text, and for a name in _numbered whose pattern is gone or was another process's.
     """
     if not name.startswith("#"):
         return Pattern(name)
     pattern = _numbered.get(name)
     if pattern is None:
-        message = f"pattern {name} has arrays that are gone; accepted: a pattern that this process still holds"
+        message = f"pattern {name} has arrays that this process has not; accepted: a pattern that it holds"
         raise FormatError(message, "SPATTN_E_FORMAT", "pattern")
     return pattern
 

@@ -13,7 +13,7 @@ from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
-from ._operators import FLOAT8_GRADIENTS, SCALES, plan_for, refuse_again
+from ._operators import FLOAT8_GRADIENTS, SCALES, name_in_graph, plan_for, refuse_again
 from ._tensors import (
     PLAIN,
     PlainCall,
@@ -346,7 +346,7 @@ def _attend(
     if not is_eager:
         if context is not None:
             raise ArgumentError("context is given; accepted in compiled code: None", "SPATTN_E_ARGUMENT", "context")
-        name = pattern if isinstance(pattern, str) else name_of(pattern)
+        name = name_of(pattern)
         out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward, *scales)
         return (out, lse) if return_lse else out
     is_scaled = not scales[0] is scales[1] is scales[2] is None
@@ -435,9 +435,20 @@ def refuse_transforms(**tensors: torch.Tensor | None) -> None:
             raise UnsupportedError(f"{message}; accepted: backward() and grad()", "SPATTN_E_UNSUPPORTED", name)
 
 
+# Older releases of torch do not tell graphs that are exported from those that are compiled.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+
 def name_of(pattern: Any) -> str:
+    """What the operator is given of a pattern."""
+    if isinstance(pattern, str):
+        return pattern
     # A plain attribute, so that torch.compile can read it and compiles again where it is another.
     name: str = pattern._name if isinstance(pattern, Pattern) else as_pattern(pattern)._name
+    if torch.compiler.is_compiling():
+        name = name_in_graph(name, _is_exporting())
+    elif _is_tracing():
+        name = name_in_graph(name, True)
     return name
 
 

@@ -193,7 +193,7 @@ def float8_attention(
     mask: torch.Tensor | None = None
     if isinstance(pattern, torch.Tensor):
         mask, pattern = pattern, "full"
-    name = pattern if isinstance(pattern, str) else name_of(pattern)
+    name = name_of(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False)
     backward = needs_gradients(q, k, v, sink_logits)

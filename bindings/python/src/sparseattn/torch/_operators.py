@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from typing import Any, Sequence
 
 import torch
 
 from .._core import ArgumentError, Context, UnsupportedError
-from .._patterns import Pattern, pattern_named
+from .._patterns import Pattern, load, pattern_named
 from .._plans import find_plan
 from .._problem import sizes_of
 from ._tensors import TensorPlan, context_of, with_mask
@@ -89,9 +91,46 @@ def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, 
     return dq, dk, dq.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
 
 
+# ---- patterns in graphs ----
+
+# A graph has a pattern's name alone, and may be run when nobody else holds the pattern any more.
+_kept_by_graphs: dict[str, Pattern] = {}
+_BYTES, _DIGEST = "#bytes:", "#sha256:"
+
+
+def _name_in_graph(name: str, is_exporting: bool) -> str:
+    """What a graph that is being made is to hold of the pattern with this _name.
+
+    A text is its own name. Of a pattern with arrays, a graph that may go to another process has all bytes. One that
+    torch.compile makes has their digest, which is short, and by which another process finds the compiled code again.
+    """
+    if not name.startswith("#"):
+        return name
+    pattern = pattern_named(name)
+    saved = pattern.save()
+    name = _BYTES + base64.b64encode(saved).decode() if is_exporting else _DIGEST + hashlib.sha256(saved).hexdigest()
+    _kept_by_graphs[name] = pattern
+    return name
+
+
+# torch.compile calls it while it traces, and has the result for a constant.
+_as_constant: Any = torch.compiler.assume_constant_result
+name_in_graph = _as_constant(_name_in_graph)
+
+
+def _pattern_of(name: str) -> Pattern:
+    """The pattern of a graph's constant. Raises FormatError for the name of a pattern that another process had."""
+    pattern = _kept_by_graphs.get(name)
+    if pattern is not None:
+        return pattern
+    if name.startswith(_BYTES):  # kept, because plans are found again for the same pattern alone
+        return _kept_by_graphs.setdefault(name, load(base64.b64decode(name[len(_BYTES) :])))
+    return pattern_named(name)
+
+
 def _named(name: str) -> Any:
-    """The pattern of a graph's constant: a text is as good as its pattern, and found again without a parse."""
-    return pattern_named(name) if name.startswith("#") else name
+    """The same for a plan: a text is as good as its pattern, and found again without a parse."""
+    return _pattern_of(name) if name.startswith("#") else name
 
 
 def _forward_fake(
@@ -103,15 +142,11 @@ def _forward_fake(
         if tensor is not None and tensor.device != q.device:
             message = f"argument {name} lies on {tensor.device}; accepted: {q.device}, where q lies"
             raise ArgumentError(message, "SPATTN_E_DEVICE", name)
-    _kept_by_graphs[pattern] = pattern_named(pattern)
+    _kept_by_graphs[pattern] = _pattern_of(pattern)
     out = [*q.shape[:-1], sizes["head_dim_v"]]
     lse = [sizes["heads_q"], sizes["seq_q"]] if axes == "thd" else [sizes["batch"], sizes["heads_q"], sizes["seq_q"]]
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     return q.new_empty(out, dtype=dtype), q.new_empty(lse, dtype=torch.float32)
-
-
-# A graph has a pattern's name alone, and may be run when nobody else holds the pattern any more.
-_kept_by_graphs: dict[str, Pattern] = {}
 
 
 def _backward_fake(
