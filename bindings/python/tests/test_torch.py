@@ -338,6 +338,42 @@ def test_compiled_gradients_are_the_same():
         torch.testing.assert_close(one, other)
 
 
+def test_numbers_of_any_kind_are_compiled():
+    q = torch.randn(1, 40, 4, 16)
+    for call in (
+        lambda scale: sat.attention(q, q, q, "causal", scale=scale),
+        lambda scale: sat.attention(q, q, q, "causal", softcap=1 / scale),
+        lambda scale: sat.scaled_dot_product_attention(q, q, q, scale=scale),
+        lambda scale: sat.float8_attention(q, q, q, "causal", scale=scale),
+    ):
+        torch._dynamo.reset()
+        compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+        for scale in (0.1, 0.2, 0.3):  # the second is the first that has a symbol
+            assert torch.equal(compiled(scale), call(scale))
+    def of_length(q, power):
+        return sat.attention(q, q, q, "causal", scale=power(q.shape[1]))
+
+    for power in (lambda seq: seq**-0.5, lambda seq: 1 / np.sqrt(seq), lambda seq: np.float32(0.25)):
+        torch._dynamo.reset()
+        compiled = torch.compile(of_length, fullgraph=True, dynamic=False, backend="aot_eager")
+        assert torch.equal(compiled(q, power), of_length(q, power))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: of_length(q, lambda seq: seq**-0.5), fullgraph=True, backend="aot_eager")
+    for seq in (40, 30, 20):
+        assert torch.equal(compiled(q[:, :seq]), of_length(q[:, :seq], lambda seq: seq**-0.5))
+
+
+def test_a_learned_scale_is_refused_in_compiled_code():
+    torch._dynamo.reset()
+    q, scale = torch.randn(1, 8, 1, 8), torch.tensor(0.5, requires_grad=True)
+    compiled = torch.compile(lambda scale: sat.attention(q, q, q, "full", scale=scale), backend="eager")
+    with pytest.raises(sa.ArgumentError, match="argument scale requires a gradient"):
+        compiled(scale)
+    assert torch.equal(compiled(scale.detach()), sat.attention(q, q, q, "full", scale=0.5))
+    with pytest.raises(sa.ArgumentError, match="argument scale requires a gradient"):
+        sat.float8_attention(q, q, q, "full", scale=scale)
+
+
 def test_masks_are_compiled_as_operands():
     torch._dynamo.reset()
 

@@ -104,9 +104,6 @@ _is_batch = torch._C._functorch.is_legacy_batchedtensor
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-_A_NUMBER = "a number; what is learned may be a factor of q"
-
-
 def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, Any]) -> bool:
     """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer, no
     derivatives that go forward."""
@@ -327,8 +324,7 @@ def _attend(
     more is sink_logits, indices, index_counts; scales are those of q, k and v
     """
     sink_logits, indices, index_counts = more
-    if scalars[1] is not None or scalars[2] is not None:
-        refuse_gradients("call", _A_NUMBER, scale=scalars[1], softcap=scalars[2])
+    scalars = with_numbers(scalars)
     is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales)
     if not is_eager:
         named = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, **dict(zip(SCALES, scales))}
@@ -364,6 +360,17 @@ def _attend(
     return (out, lse) if return_lse else out
 
 
+def with_numbers(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The scalars of the schema, whose scale and softcap any kind of number may be. Raises DTypeError for what is none."""
+    axes, scale, softcap, *others = scalars
+    if scale is None and softcap is None:
+        return scalars
+    refuse_gradients("call", "a number; what is learned may be a factor of q", scale=scale, softcap=softcap)
+    scale = scale if scale is None else real(scale, "problem.scale")
+    softcap = softcap if softcap is None else real(softcap, "problem.softcap")
+    return (axes, scale, softcap, *others)
+
+
 def needs_gradients(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:
     """Whether autograd will ask for any."""
     needs: bool = torch.is_grad_enabled() and (
@@ -395,11 +402,6 @@ def _find_plain_call(
         for name, x in (("q", q), ("k", k), ("v", v)):
             require_tensor(x, name)
         raise
-    if scalars[1] is not None or scalars[2] is not None:
-        axes, scale, softcap, *others = scalars
-        scale = scale if scale is None else real(scale, "problem.scale")
-        softcap = softcap if softcap is None else real(softcap, "problem.softcap")
-        scalars = (axes, scale, softcap, *others)
     key = (of_q, of_k, of_v, scalars, backward, return_lse)
     found: PlainCall = find(_make_plain_call, context_of(q) if context is None else context, pattern, key)
     return found

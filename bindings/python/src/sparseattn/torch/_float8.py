@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from .._core import ArgumentError, ShapeError
-from ._attention import autocast, name_of, needs_gradients, refuse_transforms
+from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
 from ._tensors import require_tensor
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def float8_attention(
         mask, pattern = pattern, "full"
     name = name_of(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False)
+    scalars = with_numbers((axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False))
     backward = needs_gradients(q, k, v, sink_logits)
     more = (sink_logits, indices, index_counts, mask)
     out, lse = _Float8Attention.apply(q, k, v, *more, name, scalars, scales, backward)

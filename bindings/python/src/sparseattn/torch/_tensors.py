@@ -74,7 +74,7 @@ def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
     """Raises ArgumentError for a tensor whose gradient autograd would wait for; who keeps none."""
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
-            if getattr(tensor, "requires_grad", False):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 message = f"argument {name} requires a gradient, which a {who} does not keep; accepted: {accepted}"
                 raise ArgumentError(message, "SPATTN_E_ARGUMENT", name)
 
