@@ -72,6 +72,28 @@ def test_keys_of_their_own_masks_and_no_batch():
     torch.testing.assert_close(windowed(q, q, q, is_causal=True)[0], right, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_an_encoder_of_torch_asks_the_layer_in_both_modes(is_training):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    theirs = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    layer = copy.deepcopy(layer)
+    layer.self_attn = sat.BlockSparseMultiHeadAttention(32, 4, 8, "causal & (sink(1) | window(9,0))", batch_first=True)
+    ours = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    ours.load_state_dict(theirs.state_dict())
+    x, causal = torch.randn(2, 30, 32), torch.nn.Transformer.generate_square_subsequent_mask(30)
+    padding = torch.arange(30) >= torch.tensor([30, 11])[:, None]
+    hidden = ~mask_of("causal & (sink(1) | window(9,0))", 30)
+    theirs.train(is_training), ours.train(is_training)
+    with torch.set_grad_enabled(is_training):
+        right = theirs(x, mask=hidden)
+        torch.testing.assert_close(ours(x), right, rtol=0, atol=1e-4)
+        torch.testing.assert_close(ours(x, mask=causal, is_causal=True), right, rtol=0, atol=1e-4)
+        right, found = theirs(x, mask=hidden, src_key_padding_mask=padding), ours(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(found[0], right[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(found[1, :11], right[1, :11], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("pattern", ["mixed", "causal", sa.mask(torch.ones(20, 20).tril().bool())], ids=str)
 def test_copies_of_a_layer_compute_the_same(pattern):
     """Also of one that holds a plan and a cache, as an average of a model's weights copies it."""
@@ -128,7 +150,7 @@ def of_masks(**masks):
         (lambda: layers(32, 4, "full")[1](*[torch.randn(5, 2, 32)] * 3, need_weights=True), None, "need_weights"),
         (lambda: layers(32, 4, "full")[1](*[torch.randn(5)] * 3), sa.ShapeError, "query"),
         (
-            lambda: layers(32, 4, "full")[1](*[torch.randn(5, 2, 32)] * 3, attn_mask=torch.zeros(5, 5)),
+            lambda: layers(32, 4, "full")[1](*[torch.randn(5, 2, 32)] * 3, attn_mask=torch.ones(5, 5)),
             None,
             "attn_mask",
         ),

@@ -28,10 +28,14 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
     dropout     0: there is no dropout inside attention
     batch_first tensors are [batch, seq, embed_dim], else [seq, batch, embed_dim]
 
-    A state_dict of MultiheadAttention of the same sizes loads.
+    A state_dict of MultiheadAttention of the same sizes loads. As self_attn of torch's TransformerEncoderLayer it is asked
+    in both modes.
 
     Raises ArgumentError, UnsupportedError, DTypeError: .argument names what was wrong.
     """
+
+    # Whether torch's encoder layers may compute attention by themselves in eval mode, from the parameters alone.
+    _qkv_same_embed_dim = False
 
     def __init__(
         self,
@@ -86,10 +90,11 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
         attn_mask         bool [seq_q, seq_k] or [batch * num_heads, seq_q, seq_k], True where a key must not be seen
         is_causal         cuts the pattern to "causal"
 
-        A query without keys gets the bias of out_proj alone. The host reads masks: what stays the same belongs into the
-        pattern. In compiled code one mask of both may be given.
+        A mask may be of floats that are 0 or -infinity, as torch's encoder makes them: -infinity is True. A query
+        without keys gets the bias of out_proj alone. The host reads masks: what stays the same belongs into the
+        pattern. In compiled code one mask of both may be given, and masks are bool.
 
-        Raises UnsupportedError where need_weights is True or a mask holds floats.
+        Raises UnsupportedError where need_weights is True or a mask holds other numbers.
         """
         if need_weights:
             message = "need_weights is True; accepted: False, as weights are never computed as a whole"
@@ -118,10 +123,7 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
 
     def _pattern_of_call(self, q: Any, k: Any, padding: Any, attn_mask: Any, is_causal: bool) -> tuple[Any, Any]:
         """The pattern, and a mask that remains beside it."""
-        for name, mask in (("key_padding_mask", padding), ("attn_mask", attn_mask)):
-            if mask is not None and mask.dtype != torch.bool:
-                message = f"argument {name} is {mask.dtype}; accepted: torch.bool, True where nothing is seen"
-                raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
+        padding, attn_mask = _hidden(padding, "key_padding_mask"), _hidden(attn_mask, "attn_mask")
         batch, seq_k = q.shape[0], k.shape[1]
         if padding is not None and (padding.shape[-1] != seq_k or padding.numel() != batch * seq_k):
             message = f"argument key_padding_mask has shape {list(padding.shape)}; accepted: {[batch, seq_k]}"
@@ -150,6 +152,19 @@ def _named_pattern(pattern: AnyPattern, block_size: int) -> Pattern:
         return as_pattern(pattern)
     local, first = bigbird(block_size, 3, 0, 0), global_tokens(range(block_size))
     return {"local": local, "global": first, "mixed": local | first}[pattern]
+
+
+def _hidden(mask: Any, name: str) -> Any:
+    """The mask as bools, True where nothing is seen."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    if mask.is_floating_point() and not torch.compiler.is_compiling():  # there nobody can look at its numbers
+        hidden = mask == float("-inf")
+        if bool((hidden | (mask == 0)).all()):
+            return hidden
+    message = f"argument {name} is {mask.dtype}; accepted: torch.bool, True where nothing is seen, "
+    message += "or floats, all of them 0 or -infinity, in code that is not compiled"
+    raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
 
 
 def _refuse_dropout(dropout: float) -> None:
