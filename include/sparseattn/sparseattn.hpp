@@ -567,8 +567,12 @@ inline Pattern xref(const Numbers& token_ids, const spattn_tensor* symbols, cons
 }
 }  // namespace detail
 // symbols: [tokens, 2]: the identifier open at the end of each token, and the one it completed; -1 for none.
-inline Pattern xref(const Numbers& token_ids, const ConstView& symbols, const Xref& params = {}) {
+inline Pattern xref(const Numbers& token_ids, const ConstView& symbols, const Xref& params) {
     return detail::xref(token_ids, detail::Argument(symbols), params);
+}
+template <class Symbols, std::enable_if_t<std::is_base_of_v<ConstView, Symbols>, int> = 0>  // xref(ids, {}) has params
+inline Pattern xref(const Numbers& token_ids, const Symbols& symbols) {
+    return detail::xref(token_ids, detail::Argument(symbols), {});
 }
 inline Pattern xref(const Numbers& token_ids, const Xref& params = {}) {
     return detail::xref(token_ids, nullptr, params);
@@ -1132,9 +1136,9 @@ private:
 template <>
 struct std::hash<sparseattn::Pattern> {
     std::size_t operator()(const sparseattn::Pattern& pattern) const {
-        uint64_t hash = 0;
-        spattn_pattern_hash(pattern.c(), &hash);  // 0 for an empty handle
-        return std::size_t(hash);
+        uint64_t found = 0;
+        spattn_pattern_hash(pattern.c(), &found);  // 0 for an empty handle
+        return std::size_t(found);
     }
 };
 

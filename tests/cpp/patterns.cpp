@@ -53,6 +53,8 @@ TEST(every_constructor_is_its_text) {
         {sa::bigbird({4, 3, 1, 2, 11}), "bigbird(4,3,1,2,11)"},
         {sa::xref({7, 8, 7}), "xref([7,8,7],[],32,64,224,112,7,3,10,32,48)"},
         {sa::xref({7, 8, 7}, few_params), "xref([7,8,7],[],0,1,8,4,7,3,10,0,48)"},
+        {sa::xref({7, 8}, {}), "xref([7,8],[])"},
+        {sa::xref({7, 8}, {}, {}), "xref([7,8],[])"},
         {sa::xref({7, 8}, sa::view(symbols, {2, 2})), "xref([7,8],[4,-1,-1,4])"},
         {sa::xref_extend(sa::xref({7}), {8}), "xref([7,8],[])"},
         {sa::xref_extend(sa::xref({7}), {8, 9}, sa::view(symbols, {2, 2})), "xref([7,8,9],[-1,-1,4,-1,-1,4])"},

@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "bindings" / "examples"
 COMPILERS = {"gcc": "g++", "clang": "clang++"}  # of the consumers; the library itself wants a newer clang
-STRICT = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic-errors"]
+STRICT = ["-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pedantic-errors"]
 PKG_CONFIG = shutil.which("pkg-config") or shutil.which("pkgconf")
 
 
