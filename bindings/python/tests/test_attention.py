@@ -166,6 +166,7 @@ def test_rows_without_keys():
         (dict(scale=float("nan")), sa.ArgumentError, "problem.scale"),
         (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
         (dict(q=None), sa.DTypeError, "q"),
+        (dict(k=None), sa.DTypeError, "k"),
         (dict(k="text"), sa.DTypeError, "k"),
         (dict(q=np.ma.zeros((2, 70, 4, 24), np.float32)), sa.DTypeError, "q"),
         (dict(axes=3), sa.ArgumentError, "problem.axes"),

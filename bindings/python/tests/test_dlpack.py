@@ -98,6 +98,7 @@ def test_cupy():
     [
         (dict(q=[1.0]), sa.DTypeError, "q"),
         (dict(v=[1.0]), sa.DTypeError, "v"),
+        (dict(k=None), sa.DTypeError, "k"),
         (dict(q=Array(np.zeros((2, 40, 4, 24), np.int32))), sa.DTypeError, "q"),
         (dict(k=Array(np.zeros((2, 40, 2, 24), np.float64))), sa.DTypeError, "k"),
         (dict(q=Array(np.zeros((40, 4, 24), np.float32))), sa.ShapeError, "q"),

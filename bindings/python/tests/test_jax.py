@@ -461,6 +461,15 @@ def test_what_is_no_array():
     q, k, v, _ = operands()
     with pytest.raises(TypeError, match="argument k is list"):
         saj.attention(q, k.tolist(), v, TEXT)
+    for call in (saj.attention, saj.float8_attention, functools.partial(saj.decode, starts=np.zeros(2, np.int32))):
+        for name in ("q", "k"):
+            with pytest.raises(sa.DTypeError, match=f"argument {name} is NoneType") as caught:
+                call(**{"q": q, "k": k, "v": v, "pattern": TEXT, name: None})
+            assert caught.value.argument == name
+    out, lse = saj.attention(q, k, v, TEXT, return_lse=True)
+    for name in ("out", "lse", "dout"):
+        with pytest.raises(sa.DTypeError, match=f"argument {name} is NoneType"):
+            saj.attention_backward(**{"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": out, name: None}, pattern=TEXT)
 
 
 @pytest.mark.parametrize("jit", [False, True])

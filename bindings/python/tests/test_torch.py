@@ -206,6 +206,8 @@ def test_second_derivatives_are_refused():
         (dict(k=torch.nested.nested_tensor([torch.zeros(40, 2, 24)] * 2)), sa.ArgumentError, "k"),
         (dict(q=torch.nested.nested_tensor([torch.zeros(40, 4, 24)] * 2, layout=torch.jagged)), sa.ArgumentError, "q"),
         (dict(pattern=torch.ones(40, 40, dtype=torch.bool, device="meta")), sa.ArgumentError, "mask"),
+        (dict(q=None), sa.DTypeError, "q"),
+        (dict(k=None), sa.DTypeError, "k"),
         (dict(v=None, head_dim_v=0), sa.ArgumentError, "head_dim_v"),
         (dict(v=torch.zeros(2, 40, 2, 0)), sa.ShapeError, "v"),
         (dict(context="cpu"), sa.DTypeError, "context"),

@@ -280,7 +280,8 @@ class Plan(OfThisProcess):
         frame = self._take_frame(FORWARD)
         try:
             place = self._place
-            is_plain = v is not None and sink_logits is None and indices is None and index_counts is None
+            is_plain = q is not None and k is not None and v is not None
+            is_plain = is_plain and sink_logits is None and indices is None and index_counts is None
             is_plain = is_plain and starts is None and page_table is None and query_offsets is None
             is_plain = is_plain and parents is None and q_scales is None and k_scales is None and v_scales is None
             if frame.forms is None or not is_plain or not self._place_again(frame, q, k, v):

@@ -130,7 +130,8 @@ def _prepare(
 ) -> Any:
     """The views of what was given, the sizes of the problem, the problem, and NumPy's name of its dtype."""
     views: dict[str, Any] = {
-        name: None if array is None else _View(array, name, library.stream) for name, array in arrays.items()
+        name: None if array is None and name not in ("q", "k") else _View(array, name, library.stream)
+        for name, array in arrays.items()
     }
     dtype = views["q"].dtype
     if dtype not in _DTYPES:

@@ -167,9 +167,13 @@ def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Opera
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
+_NEEDED = ("q", "k", "x", "out", "lse", "dout")
+
+
 def _read(values: Any, name: str) -> Any:
-    """A JAX array, or what stands for one while JAX traces."""
-    if values is None or isinstance(values, jax.Array):
+    """A JAX array, or what stands for one while JAX traces. Raises DTypeError for what is none, and None where one is
+    needed."""
+    if isinstance(values, jax.Array) or values is None and name not in _NEEDED:
         return values
     if isinstance(values, np.ndarray):
         return jnp.asarray(values)

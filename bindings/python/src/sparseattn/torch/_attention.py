@@ -329,7 +329,8 @@ def _attend(
     if not is_eager:
         named = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, **dict(zip(SCALES, scales))}
         for name, tensor in named.items():
-            if tensor is not None and (not isinstance(tensor, torch.Tensor) or tensor.is_nested):
+            is_needed = tensor is not None or name in ("q", "k")
+            if is_needed and (not isinstance(tensor, torch.Tensor) or tensor.is_nested):
                 require_tensor(tensor, name)
         if not torch.compiler.is_compiling():
             refuse_transforms(**named)
