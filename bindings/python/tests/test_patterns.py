@@ -12,7 +12,7 @@ import threading
 import numpy as np
 import oracle
 import pytest
-from conftest import ROOT, ctrl_c
+from conftest import ROOT, ctrl_c, from_dlpack
 
 import sparseattn as sa
 
@@ -117,6 +117,24 @@ def test_equality_follows_the_laws():
     assert repr(b | a) == "sink(3) | causal"
     with pytest.raises(TypeError):
         a | 3  # noqa: B018
+
+
+def test_operators_take_texts_and_masks_on_either_side():
+    sinks, mask = sa.sink(3), np.tri(8, k=2, dtype=bool)
+    of = {"causal": sa.causal(), "mask": sa.mask(mask), "foreign": sa.mask(mask)}
+    for name, other in {"causal": "causal", "mask": mask, "foreign": from_dlpack(mask)}.items():
+        assert sinks & other == other & sinks == sinks & of[name]
+        assert sinks | other == other | sinks == sinks | of[name]
+        assert sinks - other == sinks - of[name] and other - sinks == of[name] - sinks
+    for wrong in (3, None, [[True]]):
+        with pytest.raises(TypeError):
+            wrong & sinks  # noqa: B018
+        with pytest.raises(TypeError):
+            sinks - wrong  # noqa: B018
+    with pytest.raises(sa.FormatError):
+        sinks & "caus"  # noqa: B018
+    with pytest.raises(sa.DTypeError):
+        np.zeros((8, 8)) | sinks  # noqa: B018
 
 
 def test_long_lists_print_as_a_hash_that_does_not_parse():

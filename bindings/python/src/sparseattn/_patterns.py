@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Patterns: which keys each query may see. Sets, so | & - make new ones; immutable.
+"""Patterns: which keys each query may see. Sets, so | & - make new ones, also of texts and masks; immutable.
 
 A query row i of an extent stands at position p = i + q_offset. `mod` and `/` are floored. Nothing implies causal, and
 -1 as a bound means unbounded.
@@ -157,16 +157,26 @@ class Pattern:
         self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode())
         self._kept, self._name, self._sizes = (), text, {}
 
-    def __or__(self, other: "Pattern") -> "Pattern":
-        return union([self, other]) if isinstance(other, Pattern) else NotImplemented
+    # So that NumPy's arrays leave mask & pattern, and | and -, to the pattern, which they would be mapped over else.
+    __array_ufunc__ = None
 
-    def __and__(self, other: "Pattern") -> "Pattern":
-        return intersection([self, other]) if isinstance(other, Pattern) else NotImplemented
+    def __or__(self, other: AnyPattern) -> Pattern:
+        return union([self, other]) if _stands_for_pattern(other) else NotImplemented
 
-    def __sub__(self, other: "Pattern") -> "Pattern":
-        if not isinstance(other, Pattern):
-            return NotImplemented
-        return make_pattern(lib.spattn_pattern_difference, self._handle, other._handle, parts=(self, other))
+    def __ror__(self, other: AnyPattern) -> Pattern:
+        return union([other, self]) if _stands_for_pattern(other) else NotImplemented
+
+    def __and__(self, other: AnyPattern) -> Pattern:
+        return intersection([self, other]) if _stands_for_pattern(other) else NotImplemented
+
+    def __rand__(self, other: AnyPattern) -> Pattern:
+        return intersection([other, self]) if _stands_for_pattern(other) else NotImplemented
+
+    def __sub__(self, other: AnyPattern) -> Pattern:
+        return _difference(self, as_pattern(other)) if _stands_for_pattern(other) else NotImplemented
+
+    def __rsub__(self, other: AnyPattern) -> Pattern:
+        return _difference(as_pattern(other), self) if _stands_for_pattern(other) else NotImplemented
 
     def __bool__(self) -> bool:
         raise TypeError("a pattern is neither true nor false; accepted: | & - where `or`, `and`, `not` were meant")
@@ -271,6 +281,15 @@ def _csr(function: Any, pattern: Any, extent: Any, head: int, row_ptr: Any, col_
     check(function(pattern, extent, head, row_ptr, columns, count))
 
 
+def _stands_for_pattern(value: Any) -> bool:
+    """Whether it is of a kind that as_pattern reads."""
+    return isinstance(value, (Pattern, str)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+
+
+def _difference(kept: Pattern, taken: Pattern) -> Pattern:
+    return make_pattern(lib.spattn_pattern_difference, kept._handle, taken._handle, parts=(kept, taken))
+
+
 def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
     """What stands for a pattern wherever one is asked for: itself, its text, or a mask.
 
@@ -283,7 +302,7 @@ def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
     accepted = (
         "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
     )
-    if not hasattr(pattern, "__array__") and not hasattr(pattern, "__dlpack__"):
+    if not _stands_for_pattern(pattern):
         message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     values = as_array(pattern, argument)
