@@ -293,7 +293,7 @@ def test_what_is_wrong_is_named():
         (sa.DTypeError, "k", "float8_e4m3fn; accepted: bfloat16", lambda: attend(bf16[0], **unscaled)),
         (sa.DTypeError, "v", "float8_e4m3fn; accepted: float32", lambda: attend(*wide[:2], **unscaled)),
         (sa.DTypeError, "k", "float8_e5m2.*accepted: ", lambda: attend(k=k.astype(ml_dtypes.float8_e5m2))),
-        (sa.DTypeError, "problem.dtype", "float8_e5m2.*accepted: ", lambda: attend(q.astype(ml_dtypes.float8_e5m2))),
+        (sa.DTypeError, "q", "float8_e5m2.*accepted: ", lambda: attend(q.astype(ml_dtypes.float8_e5m2))),
         (sa.DTypeError, "q_scales", "float32", lambda: attend(q_scales=scales["q_scales"].astype(np.float64))),
         (sa.DTypeError, "k_scales", "float32", lambda: attend(k_scales=scales["k_scales"].astype(BFLOAT16))),
         (sa.DTypeError, "v_scales", "float32", lambda: attend(v_scales=v[..., 0])),
@@ -316,7 +316,7 @@ def test_what_is_wrong_is_named():
         (sa.ArgumentError, "plan", "backward", lambda: plan.backward(*x, out, lse, out)),
         (sa.UnsupportedError, "problem.dtype", "cache_dtype of float8", lambda: sa.plan(TEXT, *x, starts=True)),
         (sa.UnsupportedError, "problem.dtype", "STARTS", lambda: sa.Plan("full", **sizes, starts=True)),
-        (sa.DTypeError, "problem.dtype", "float8_e4m3fn", lambda: attend(q.view(np.uint8))),
+        (sa.DTypeError, "q", "float8_e4m3fn", lambda: attend(q.view(np.uint8))),
     ]
     for number, (kind, argument, words, call) in enumerate(calls):
         with pytest.raises(kind, match=words) as caught:

@@ -440,7 +440,7 @@ def test_a_second_derivative_is_refused():
         (dict(k=np.zeros((2, 40, 3, 24), np.float32)), sa.ArgumentError, "problem.heads_kv"),
         (dict(v=np.zeros((2, 41, 2, 16), np.float32)), sa.ShapeError, "v"),
         (dict(v=np.zeros((2, 40, 2, 16), np.float16)), sa.DTypeError, "v"),
-        (dict(q=np.zeros((2, 40, 4, 24), np.int32)), sa.DTypeError, "problem.dtype"),
+        (dict(q=np.zeros((2, 40, 4, 24), np.int32)), sa.DTypeError, "q"),
         (dict(sink_logits=np.zeros(3, np.float32)), sa.ShapeError, "sink_logits"),
         (dict(indices=np.zeros((2, 40, 2, 3), np.float32)), sa.DTypeError, "indices"),
         (dict(pattern="wind"), sa.FormatError, "text"),

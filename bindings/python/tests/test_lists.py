@@ -210,3 +210,16 @@ def test_topk_refuses(scores, k, kind, argument):
     with pytest.raises(kind) as caught:
         sa.topk(scores, k)
     assert caught.value.argument == argument
+
+
+def test_lists_that_are_missing_or_too_many_are_named_with_the_pattern():
+    q, lists = np.zeros((1, 8, 2, 8), np.float32), np.zeros((1, 8, 2, 4), np.int32)
+    with pytest.raises(sa.ArgumentError, match=r"indices is given, and no part of causal is .*accepted: None") as caught:
+        sa.attention(q, q, q, "causal", indices=lists)
+    assert caught.value.argument == "indices" and caught.value.status == "SPATTN_E_STATE"
+    for given in ({}, {"index_counts": lists[..., 0]}):
+        with pytest.raises(sa.ArgumentError, match=r"indices is missing; accepted: an array \[1, 8, 2, 4\]") as caught:
+            sa.attention(q, q, q, "causal & runtime_tokens(4)", **given)
+        assert caught.value.argument == "indices" and caught.value.status == "SPATTN_E_NULL"
+    with pytest.raises(sa.ArgumentError, match="sink_logits is None"):
+        sa.plan("causal", q, q, q, sink_logits=True).forward(q, q, q)

@@ -230,7 +230,7 @@ def test_dtypes_that_are_refused_are_told_from_what_the_argument_takes(dtype):
     plan = sat.plan(TEXT, q.detach(), k.detach(), v.detach())
     of = {"scale": lambda x: x.detach()[..., 0].to(dtype), "out": torch.empty(2, 40, 4, 16, dtype=dtype)}
     for argument, accepted, call in [
-        ("problem.dtype", f"{FLOATS}, torch.float8_e4m3fn", lambda: sat.attention(q.to(dtype), k, v, TEXT)),
+        ("q", f"{FLOATS}, torch.float8_e4m3fn", lambda: sat.attention(q.to(dtype), k, v, TEXT)),
         ("k", f"{FLOATS}, torch.float8_e4m3fn", lambda: sat.attention(q, k.to(dtype), v, TEXT)),
         ("v", f"{FLOATS}, torch.float8_e4m3fn", lambda: plan.run(q, k, v.to(dtype))),
         ("out", FLOATS, lambda: plan.run(q, k, v, out=of["out"])),

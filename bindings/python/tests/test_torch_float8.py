@@ -496,7 +496,7 @@ def test_what_is_wrong_is_named():
         (sa.DTypeError, "k", lambda: attend(k=k.bfloat16())),
         (sa.DTypeError, "v", lambda: attend(v=v.float())),
         (sa.DTypeError, "k", lambda: attend(q.bfloat16(), **unscaled)),
-        (sa.DTypeError, "problem.dtype", lambda: attend(q.to(torch.float8_e5m2), **unscaled)),
+        (sa.DTypeError, "q", lambda: attend(q.to(torch.float8_e5m2), **unscaled)),
         (sa.DTypeError, "q_scales", lambda: attend(q_scales=scales["q_scales"].double())),
         (sa.DTypeError, "k_scales", lambda: attend(k_scales=[1.0])),
         (sa.ShapeError, "q_scales", lambda: attend(q_scales=scales["k_scales"])),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, NoReturn, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -74,10 +74,14 @@ def dtype_code(dtype: np.dtype[Any], argument: str) -> tuple[int, int]:
         return _OF_ML_DTYPES[dtype.name]
     is_of_others = dtype.isbuiltin == 2  # as those of ml_dtypes, some of which claim to be floats
     if dtype.kind not in _CODES or is_of_others or not dtype.isnative or dtype.itemsize > 31:
-        names = (f"{name} of ml_dtypes" if name in _OF_ML_DTYPES else name for name in accepted_dtypes(argument))
-        message = f"argument {argument} is an array of {dtype!r}; accepted: {', '.join(names)}, in the machine's order"
-        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+        _refuse_dtype(dtype, argument)
     return _CODES[dtype.kind], 8 * dtype.itemsize
+
+
+def _refuse_dtype(dtype: np.dtype[Any], argument: str) -> NoReturn:
+    names = (f"{name} of ml_dtypes" if name in _OF_ML_DTYPES else name for name in accepted_dtypes(argument))
+    message = f"argument {argument} is an array of {dtype!r}; accepted: {', '.join(names)}, in the machine's order"
+    raise DTypeError(message, "SPATTN_E_DTYPE", argument)
 
 
 def accepted_dtypes(argument: str) -> tuple[str, ...]:
@@ -92,7 +96,8 @@ def read_dtype(dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
     except TypeError:
         message = f"argument {argument} is {dtype!r}; accepted: a dtype of NumPy"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
-    return dtype, dtype_code(dtype, argument)
+    code = dtype_code(dtype, argument)
+    return (dtype, code) if dtype.name in accepted_dtypes(argument) else _refuse_dtype(dtype, argument)
 
 
 def as_array(values: Any, argument: str) -> np.ndarray[Any, Any]:
@@ -121,6 +126,14 @@ def as_array(values: Any, argument: str) -> np.ndarray[Any, Any]:
         "SPATTN_E_DEVICE",
         argument,
     )
+
+
+def operand(values: Any, argument: str) -> np.ndarray[Any, Any]:
+    """as_array of what has a dtype: NumPy would choose one for a list, which those of other operands need not be."""
+    if isinstance(values, (list, tuple)):
+        message = f"argument {argument} is {type(values).__name__}; accepted: an array"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+    return as_array(values, argument)
 
 
 def readable(array: Any, argument: str, borrow: bool = False) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ._arrays import as_array
+from ._arrays import operand
 from ._core import Context, default_context
 from ._libraries import module_of, options_for
 from ._plans import Plan, find_plan
@@ -277,7 +277,7 @@ def _plan_of(
     q: Any, k: Any, v: Any, pattern: AnyPattern, options: tuple[Any, ...], flags: tuple[bool, ...], context: Any
 ) -> tuple[Plan, Any, Any, Any]:
     """The plan of a call, found again, and q, k and v as NumPy's arrays; options and flags are those of find_plan."""
-    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
+    q, k, v = operand(q, "q"), operand(k, "k"), v if v is None else operand(v, "v")
     shapes = q.shape, k.shape, None if v is None else v.shape
     context = default_context() if context is None else context
     return find_plan(Plan, context, pattern, None, q.dtype, shapes, *options, *flags), q, k, v

@@ -108,7 +108,8 @@ def check(status: int) -> None:
     error = sized("spattn_error")
     lib.spattn_last_error(error)
     kind = _ERRORS.get(status) or _ERRORS.get(status // 1000 * 1000) or SparseAttentionError
-    raise kind(string(error.message), string(lib.spattn_status_name(status)), string(error.argument))
+    message = string(error.message).replace("NULL", "None")  # Python's name of what is not there
+    raise kind(message, string(lib.spattn_status_name(status)), string(error.argument))
 
 
 def string(text: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, read_dtype, readable, writable
+from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, operand, read_dtype, readable, writable
 from ._core import (
     ArgumentError,
     Context,
@@ -29,7 +29,7 @@ from ._core import (
 from ._frames import BACKWARD, FORWARD, Frame, HostMemory
 from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
-from ._problem import make_problem, sizes_of
+from ._problem import make_problem, shape_of_lists, sizes_of
 from ._step import OTHER_NUMBERS, Step, required_step
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class Plan(OfThisProcess):
                 numbers |= {"page_table": page_table, "query_offsets": query_offsets}
                 status = step._call(self, frame, numbers)
             if status:
-                check(status)
+                self._raise(status, indices, index_counts)
         finally:
             self._frames[FORWARD].append(frame)
         return results if len(results) > 1 else out
@@ -362,7 +362,7 @@ class Plan(OfThisProcess):
             copies = [self._place(frame, name, array) for name, array in given.items()]
             for name, array in gradients.items():
                 self._place(frame, name, array, True, True)
-            check(self._call(frame))
+            self._raise(self._call(frame), indices, index_counts)
         finally:
             self._frames[BACKWARD].append(frame)
         del copies  # what the library has read in place of arrays whose memory it cannot read
@@ -411,6 +411,18 @@ class Plan(OfThisProcess):
             message = "argument step is given to a plan without starts; accepted: None"
             raise ArgumentError(message, "SPATTN_E_STATE", "step")
 
+    def _raise(self, status: int, indices: Any, index_counts: Any) -> None:
+        """Raises what a status means. Of lists that are missing, or too many, the pattern's text says more."""
+        try:
+            check(status)
+        except ArgumentError as error:
+            lists = {"indices": indices, "index_counts": index_counts}
+            if error.argument in lists and error.status in ("SPATTN_E_NULL", "SPATTN_E_STATE"):
+                sizes = sizes_of(self._q_shape, self._k_shape, None, self._axes)
+                given = [name for name, array in lists.items() if array is not None]
+                shape_of_lists(str(self._pattern), given, sizes, self._axes)
+            raise
+
     def _take_frame(self, op: int) -> Frame:
         # Taken, not shared: another thread, or the handler of a signal, takes one of its own.
         try:
@@ -425,7 +437,8 @@ class Plan(OfThisProcess):
 
     _float32: Any = np.float32
 
-    def _read_dtype(self, dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
+    @staticmethod
+    def _read_dtype(dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
         """The dtype as the library of arrays has it, and its code and bits."""
         return read_dtype(dtype, argument)
 
@@ -581,6 +594,7 @@ def make_plan(
     flags: tuple[bool, ...],
 ) -> Plan:
     """A plan of this kind; all else as in find_plan."""
+    kind._read_dtype(dtype, "q")  # of which Plan knows as problem.dtype
     options = options_of(dtype, shapes, axes, scale, softcap, head_dim_v, flags)
     options |= {"q_offset": q_offset, "context": context}
     made: Plan = kind(pattern, **options) if device is None else kind(pattern, device, **options)
@@ -665,7 +679,8 @@ def plan(
             context=context,
         )
         return made
-    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
+    q, k, v = operand(q, "q"), operand(k, "k"), v if v is None else operand(v, "v")
+    read_dtype(q.dtype, "q")
     table = None if page_table is None else as_array(page_table, "page_table").shape
     return Plan(
         pattern,

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Collection
 
 from ._core import ArgumentError, DTypeError, ShapeError, ffi, lib, sized
 
@@ -139,6 +140,30 @@ def make_problem(
     if cache_dtype is not None:
         problem.cache_dtype.code, problem.cache_dtype.bits, problem.cache_dtype.lanes = *cache_dtype, 1
     return problem
+
+
+def shape_of_lists(pattern: str, given: Collection[str], sizes: dict[str, Any], axes: str) -> tuple[int, ...] | None:
+    """The shape of indices in a call of a pattern with this text; None where it has no lists, or several kinds of them.
+
+    given  which of indices and index_counts the call brings
+
+    Raises ArgumentError where it should bring others: .argument names it.
+    """
+    # A text has each leaf under its name, whatever it is composed of. A plan reads the lists of one of them.
+    leaves = set(re.findall(r"\bruntime_(?:tokens\(|blocks\((\d+),\d+,)(\d+)\)", pattern))
+    if len(leaves) > 1:
+        return None
+    if not leaves:
+        for name in given:
+            message = f"argument {name} is given, and no part of {pattern} is runtime_tokens or runtime_blocks"
+            raise ArgumentError(f"{message}; accepted: None", "SPATTN_E_STATE", name)
+        return None
+    block_q, most = (int(number or 1) for number in leaves.pop())
+    shape = (sizes["batch"], -(-sizes["seq_q"] // block_q), sizes["heads_kv"], most)[axes == "thd" :]
+    if "indices" not in given:
+        message = f"argument indices is missing; accepted: an array {list(shape)}, the lists of {pattern}"
+        raise ArgumentError(message, "SPATTN_E_NULL", "indices")
+    return shape
 
 
 def row_axes(axes: str) -> tuple[int, ...]:

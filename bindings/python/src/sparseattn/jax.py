@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import pathlib
-import re
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._arrays import FLOATS, dtype_code
+from ._arrays import FLOATS, dtype_code, read_dtype
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._patterns import as_pattern
-from ._problem import as_bytes, make_problem, row_axes, sizes_of
+from ._problem import as_bytes, make_problem, row_axes, shape_of_lists, sizes_of
 
 if TYPE_CHECKING:
     from ._patterns import AnyPattern, Pattern
@@ -250,20 +249,9 @@ def _check_lists(pattern: Pattern, arrays: dict[str, Any], sizes: dict[str, Any]
     given = {name: arrays[name] for name in ("indices", "index_counts") if arrays[name] is not None}
     for name, array in given.items():
         _read_integers(array, name, array.shape)  # those that are no integers are no lists at all
-    # A text has each leaf under its name, whatever it is composed of. A plan reads the lists of one of them.
-    leaves = set(re.findall(r"\bruntime_(?:tokens\(|blocks\((\d+),\d+,)(\d+)\)", str(pattern)))
-    if len(leaves) > 1:
+    shape = shape_of_lists(str(pattern), given, sizes, axes)
+    if shape is None:
         return
-    if not leaves:
-        for name in given:
-            message = f"argument {name} is given, and no part of the pattern is runtime_tokens or runtime_blocks"
-            raise ArgumentError(f"{message}; accepted: None", "SPATTN_E_STATE", name)
-        return
-    block_q, most = (int(number or 1) for number in leaves.pop())
-    shape = (sizes["batch"], -(-sizes["seq_q"] // block_q), sizes["heads_kv"], most)[axes == "thd" :]
-    if "indices" not in given:
-        message = f"argument indices is missing; accepted: an array {list(shape)}, the lists of the pattern"
-        raise ArgumentError(message, "SPATTN_E_NULL", "indices")
     for name, array in given.items():
         _read_integers(array, name, shape if name == "indices" else shape[:-1])
 
@@ -387,7 +375,7 @@ def _prepare(
     _require_constants(scale=scale, softcap=softcap, q_offset=q_offset, head_dim_v=head_dim_v)
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
     problem = make_problem(
-        dtype_code(np.dtype(q.dtype), "problem.dtype"),
+        read_dtype(q.dtype, "q")[1],
         **sizes,
         scale=scale,
         softcap=softcap,

@@ -9,7 +9,7 @@ import torch
 
 from .._analytic import full, global_keys, sink
 from .._arrays import FLOAT8, accepted_dtypes, make_tensor
-from .._core import ArgumentError, Context, DTypeError, ShapeError, check, default_context, ffi, lib
+from .._core import ArgumentError, Context, DTypeError, ShapeError, default_context, ffi, lib
 from .._frames import FORWARD, Frame
 from .._patterns import Pattern, as_pattern, per_batch
 from .._plans import Plan
@@ -39,7 +39,7 @@ def context_of(tensor: torch.Tensor) -> Context:
 
 def code_of(dtype: torch.dtype, argument: str) -> tuple[int, int]:
     """The code and bits that the library knows a dtype by. Raises DTypeError where there is none."""
-    if dtype not in _DTYPES:
+    if dtype not in _DTYPES or argument in ("q", "problem.dtype") and not dtype.is_floating_point:
         accepted = ", ".join(f"torch.{name}" for name in accepted_dtypes(argument))
         raise DTypeError(f"argument {argument} is {dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", argument)
     return _DTYPES[dtype]
@@ -144,7 +144,8 @@ class TensorPlan(Plan):
 
     run = Plan.forward  # whatever autograd has to do with the operands, it is somebody else's concern
 
-    def _read_dtype(self, dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
+    @staticmethod
+    def _read_dtype(dtype: torch.dtype, argument: str) -> tuple[Any, tuple[int, int]]:
         return dtype, code_of(dtype, argument)
 
     def _bfloat16(self) -> Any:
@@ -242,7 +243,7 @@ class PlainCall:
             frame, _ = taken = self._make_frame(q, k, v, out, lse)
         status = self.plan._call(frame)
         if status:
-            check(status)
+            self.plan._raise(status, None, None)
         self._frames.append(taken)
         return out, lse
 
