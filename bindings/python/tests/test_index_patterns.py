@@ -185,6 +185,18 @@ def test_torch_tensors():
         assert caught.value.argument == "mask"
 
 
+def test_sparse_matrices_of_scipy():
+    sparse = pytest.importorskip("scipy.sparse")
+    kept = np.random.default_rng(5).random((6, 9)) < 0.4
+    for kind in (sparse.csr_matrix, sparse.csr_array, sparse.csc_array, sparse.coo_matrix):
+        np.testing.assert_array_equal(sa.csr(kind(kept)).to_mask((6, 9))[0, 0], kept)
+    unsorted = sparse.csr_array((np.ones(4), [2, 0, 0, 1], [0, 3, 4]), shape=(2, 3))
+    assert str(sa.csr(unsorted)) == "csr([0,2,3],[0,2,1],3)" and unsorted.indices.tolist() == [2, 0, 0, 1]
+    with pytest.raises(sa.DTypeError) as caught:
+        sa.csr([0, 1])
+    assert caught.value.argument == "col_idx"
+
+
 def test_views_are_read_as_they_lie():
     wide = np.repeat(VALUES, 2, axis=3)
     for view in (wide[..., ::2], np.asfortranarray(VALUES), VALUES[::-1, :, ::-1, ::-1][::-1, :, ::-1, ::-1]):

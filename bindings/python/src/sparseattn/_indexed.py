@@ -16,7 +16,9 @@ def _flags(borrow: bool, trust: bool) -> int:
     return (lib.SPATTN_BORROW if borrow else 0) | (lib.SPATTN_TRUST if trust else 0)
 
 
-def csr(row_ptr: Any, col_idx: Any, seq_k: int, *, borrow: bool = False, trust: bool = False) -> Pattern:
+def csr(
+    row_ptr: Any, col_idx: Any = None, seq_k: int | None = None, *, borrow: bool = False, trust: bool = False
+) -> Pattern:
     """Row q sees the keys col_idx[row_ptr[q] : row_ptr[q + 1]]. Rows, not positions: an extent has exactly these sizes.
 
     row_ptr  [seq_q + 1], int32 or int64: from 0, not decreasing, up to len(col_idx)
@@ -26,15 +28,26 @@ def csr(row_ptr: Any, col_idx: Any, seq_k: int, *, borrow: bool = False, trust: 
     trust    col_idx is not checked; which keys are kept is unspecified where it breaks the rules
 
     Arrays are NumPy's, or of any library in the host's memory (torch tensors, __dlpack__); sequences of integers too.
-    SciPy's: csr(m.indptr, m.indices, m.shape[1]), with sorted indices.
+    csr(m) of a sparse matrix of SciPy keeps the pairs that it stores, of whatever value.
 
     Raises ArgumentError for numbers that break the rules, ShapeError for lengths, DTypeError.
     """
+    if col_idx is None and hasattr(row_ptr, "tocsr"):
+        row_ptr, col_idx, seq_k = _parts_of(row_ptr)
     arrays = integers(row_ptr, "row_ptr", borrow), integers(col_idx, "col_idx", borrow)
     rows = arrays[0].shape[0] - 1 if arrays[0].ndim else 0
     (seq_k,) = integers_of(seq_k=seq_k)
     sizes, kept = {"seq_q": rows, "seq_k": seq_k}, arrays if borrow else ()
     return make_pattern(lib.spattn_pattern_csr, *arrays, seq_k, _flags(borrow, trust), kept=kept, sizes=sizes)
+
+
+def _parts_of(matrix: Any) -> tuple[Any, Any, int]:
+    """row_ptr, col_idx and seq_k of a sparse matrix of SciPy, which may name a pair twice, and in any order."""
+    matrix = matrix.tocsr()
+    if not matrix.has_canonical_format:
+        matrix = matrix.copy()
+        matrix.sum_duplicates()
+    return matrix.indptr, matrix.indices, matrix.shape[1]
 
 
 def bsr(
