@@ -193,7 +193,7 @@ def test_second_derivatives_are_refused():
         (dict(k=torch.zeros(2, 40, 2, 24, device="meta")), sa.ArgumentError, "k"),
         (dict(k=torch.zeros(2, 40, 2, 24).to_sparse()), sa.ArgumentError, "k"),
         (dict(q=torch.zeros(40, 4, 24)), sa.ShapeError, "q"),
-        (dict(sink_logits=torch.zeros(4, dtype=torch.float16)), sa.DTypeError, "sink_logits"),
+        (dict(sink_logits=torch.zeros(4, dtype=torch.float64)), sa.DTypeError, "sink_logits"),
         (dict(k=torch.zeros(2, 40, 2, 24, dtype=torch.complex64)), sa.DTypeError, "k"),
         (dict(v=torch.zeros(2, 40, 2, 16, dtype=torch.bfloat16)), sa.DTypeError, "v"),
         (dict(v=torch.zeros(2, 41, 2, 16)), sa.ShapeError, "v"),
@@ -592,6 +592,20 @@ def test_autocast_casts_as_torch_does(dtype):
     assert torch.equal(out, expected)
     found = gradients((out * dout).sum(), q, k, v)
     assert [g.dtype for g in found] == [torch.float32] * 3
+
+
+def test_sinks_of_16_bits_are_read_as_float32():
+    q, k, v, dout = operands()
+    for dtype in (torch.bfloat16, torch.float16):
+        sinks = torch.randn(4).to(dtype).requires_grad_()
+        wide = sinks.detach().float().requires_grad_()
+        out, lse = sat.attention(q, k, v, TEXT, sink_logits=sinks, return_lse=True)
+        assert torch.equal(out, sat.attention(q, k, v, TEXT, sink_logits=wide))
+        (found,) = gradients((out * dout).sum(), sinks)
+        (expected,) = gradients((sat.attention(q, k, v, TEXT, sink_logits=wide) * dout).sum(), wide)
+        assert found.dtype == dtype and torch.equal(found, expected.to(dtype))
+        given = [x.detach() for x in (q, k, v, out, lse, dout)]
+        assert torch.equal(sat.attention_backward(*given, TEXT, sink_logits=sinks.detach())[3], found)
 
 
 def test_autocast_is_compiled():

@@ -60,6 +60,20 @@ def test_chunks_and_tokens_are_one_causal_pass(page_size, pages, pattern):
     assert cache.lengths.tolist() == [SEQ] * BATCH and cache.lengths.dtype == torch.int32
 
 
+def test_autocast_casts_to_the_caches_dtype():
+    q, sinks = torch.randn(1, 8, 2, 16), torch.randn(2, dtype=torch.bfloat16)
+    casts, own = (sat.KVCache(1, 16, 2, 16, dtype=torch.bfloat16) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        casts.append(q, q)
+        out = sat.decode(q, casts, "causal", sink_logits=sinks)
+    x = q.bfloat16()
+    own.append(x, x)
+    assert torch.equal(out, sat.decode(x, own, "causal", sink_logits=sinks.float()))
+    for call in (lambda: own.append(q, q), lambda: sat.decode(q, own, "causal")):
+        with pytest.raises(sa.DTypeError):
+            call()
+
+
 @pytest.mark.parametrize("dtype, bound", [(torch.float64, 1e-6), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
 def test_options(dtype, bound):
     q, k, v = operands(dtype)

@@ -22,6 +22,7 @@ from ._tensors import (
     refuse_gradients,
     require_memory,
     require_tensor,
+    wide_sinks,
     with_mask,
 )
 
@@ -188,7 +189,7 @@ def attention(
 
     k, v, indices, index_counts, sink_logits, q_scales, k_scales, v_scales, and the other options and errors are those
     of sparseattn.attention: a scale of float8 that all rows of q, or of k, share is best a factor of the option scale.
-    q, k, v, sink_logits and the lse that is returned have gradients. Under autocast q, k and v are cast, as torch's own
+    q, k, v, sink_logits and the lse that is returned have gradients. sink_logits may be of 16 bits, too. Under autocast q, k and v are cast, as torch's own
     attention casts them, but for those of float8.
     """
     lists = (sink_logits, indices, index_counts)
@@ -247,10 +248,10 @@ def attention_backward(
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
     plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context)
-    more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
+    more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": wide_sinks(sink_logits)}
     more |= {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
-    gradients: tuple[torch.Tensor | None, ...] = plan.backward(q, k, v, out, lse, dout, **more)
-    return gradients
+    dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, **more)
+    return (dq, dk, dv) if sink_logits is None else (dq, dk, dv, dsink[0].to(sink_logits.dtype))
 
 
 def plan(
@@ -324,6 +325,8 @@ def _attend(
     more is sink_logits, indices, index_counts; scales are those of q, k and v
     """
     sink_logits, indices, index_counts = more
+    sink_logits = wide_sinks(sink_logits)
+    more = sink_logits, indices, index_counts
     scalars = with_numbers(scalars)
     is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales)
     if not is_eager:

@@ -38,6 +38,7 @@ from ._tensors import (
     outside_of_graphs,
     refuse_gradients,
     require_memory,
+    wide_sinks,
 )
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class KVCache:
     ) -> None:
         """Writes tokens behind those of each entry.
 
-        k       [batch, n, heads_kv, head_dim], of the cache's dtype and device; any strides. Or [tokens, heads_kv,
+        k       [batch, n, heads_kv, head_dim], of the cache's dtype and device; any strides. Under autocast it is cast. Or [tokens, heads_kv,
                 head_dim]: those of the first entry, of the second, and so on, as many of each as counts says, as
                 servers batch a prompt beside tokens that are decoded. Tokens behind all of these are not written
         v       as k, with head_dim_v; None with value_in_key
@@ -298,6 +299,7 @@ class KVCache:
     # ---- the host ----
 
     def _append(self, k: torch.Tensor, v: torch.Tensor | None, counts: Any) -> None:
+        k, v = _autocast(k, self), _autocast(v, self)
         given: list[tuple[str, Any, torch.Tensor]] = [("k", k, self.k)]
         if self.v is not None:
             given.append(("v", v, self.v))
@@ -606,6 +608,12 @@ def _require_like(name: str, found: tuple[Any, Any], of_cache: tuple[Any, Any]) 
         raise ArgumentError(message, "SPATTN_E_DEVICE", name)
 
 
+def _autocast(x: Any, cache: KVCache) -> Any:
+    """x in the cache's dtype, where an autocast is on, under which layers give tensors of either dtype."""
+    is_cast = isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type) and x.is_floating_point()
+    return x.to(cache.dtype) if is_cast and x.dtype not in (torch.float64, torch.float8_e4m3fn) else x
+
+
 def _is_capturing(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
@@ -662,7 +670,7 @@ def decode(
         cache.append(k, v, counts)                  # [tokens, heads_kv, head_dim]: a prompt beside decoded tokens
         out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))", counts)
 
-    q        [batch, n, heads_q, head_dim], of the cache's dtype and device: queries of the last n tokens, row by row
+    q        [batch, n, heads_q, head_dim], of the cache's dtype, to which autocast casts it, and device: queries of the last n tokens, row by row
              those that append was given. Where that had counts, rows of tokens that are not new mean nothing. Or
              [tokens, heads_q, head_dim], as append takes keys: those of the last counts[b] tokens of each entry. A plan
              is made for each number of rows: pad them to a few numbers, for rows behind all counts see nothing
@@ -729,6 +737,7 @@ def _decode(
     sink_logits = given["sink_logits"]
     refuse_gradients("cache", WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
     refuse_transforms(q=q, sink_logits=sink_logits)
+    q, given = _autocast(q, cache), given | {"sink_logits": wide_sinks(sink_logits)}
     axes, scale, softcap, *flags = options
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")

@@ -9,7 +9,7 @@ import torch
 
 from .._core import ArgumentError, ShapeError
 from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
-from ._tensors import require_tensor
+from ._tensors import require_tensor, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -196,6 +196,7 @@ def float8_attention(
     name = name_of(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = with_numbers((axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False))
+    sink_logits = wide_sinks(sink_logits)
     backward = needs_gradients(q, k, v, sink_logits)
     more = (sink_logits, indices, index_counts, mask)
     out, lse = _Float8Attention.apply(q, k, v, *more, name, scalars, scales, backward)

@@ -79,6 +79,13 @@ def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
                 raise ArgumentError(message, "SPATTN_E_ARGUMENT", name)
 
 
+def wide_sinks(sink_logits: Any) -> Any:
+    """Learned sinks as the library takes them: those of 16 bits, as of a model that was cast as a whole, as float32."""
+    if isinstance(sink_logits, torch.Tensor) and sink_logits.dtype in (torch.bfloat16, torch.float16):
+        return sink_logits.float()  # whose gradient autograd casts back
+    return sink_logits
+
+
 def _call(function: Any, *arguments: Any) -> Any:
     return function(*arguments)
 
