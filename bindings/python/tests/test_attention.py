@@ -263,6 +263,13 @@ def test_a_forked_child_computes_the_same():
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_plans_and_contexts_say_what_they_are():
+    context = sa.Context("cpu", threads=2)
+    assert repr(context) == "Context(device='cpu', threads=2, plan_cache=0)"
+    plan = sa.Plan("causal", heads_q=4, heads_kv=2, seq_q=8, head_dim=16, context=context)
+    assert repr(plan) == f"<Plan of causal: q [1, 8, 4, 16], k [1, 8, 2, 16], float32, axes bshd, {plan.kernel()}>"
+
+
 def test_dtypes_that_are_refused_are_told_from_what_the_argument_takes():
     q, k, v, _ = operands()
     floats = "float32, float16, bfloat16 of ml_dtypes, float64"

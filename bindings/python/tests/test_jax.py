@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 from importlib.metadata import version
 
 import cffi
@@ -398,6 +399,29 @@ def test_programs_may_be_exported():
     close([again.call(q, k, v)], [saj.attention(q, k, v, STREAMING)], 1e-6)
 
 
+RUN = """
+import sys
+import jax, numpy as np
+import sparseattn.jax as saj
+
+saj.register()
+program, operands, out = sys.argv[1:]
+np.save(out, jax.export.deserialize(bytearray(open(program, "rb").read())).call(*np.load(operands)))
+"""
+
+
+def test_an_exported_program_runs_in_another_process(tmp_path):
+    pytest.importorskip("flatbuffers")
+    q = np.random.default_rng(6).standard_normal((3, 2, 40, 4, 24), np.float32)
+    disabled = [jax.export.DisabledSafetyCheck.custom_call("sparseattn_forward")]
+    program = jax.export.export(jax.jit(lambda *x: saj.attention(*x, TEXT)), disabled_checks=disabled)(*q)
+    paths = [tmp_path / name for name in ("program", "operands.npy", "out.npy")]
+    paths[0].write_bytes(program.serialize())
+    np.save(paths[1], q)
+    subprocess.run([sys.executable, "-c", RUN, *map(str, paths)], check=True, timeout=300)
+    close([np.load(paths[2])], [saj.attention(*q, TEXT)], 1e-6)
+
+
 def test_sizes_of_zero():
     q, k, v, _ = operands()
     assert saj.attention(q[:0], k[:0], v[:0], "causal").shape == (0, 40, 4, 16)
@@ -467,9 +491,10 @@ def test_what_is_no_array():
                 call(**{"q": q, "k": k, "v": v, "pattern": TEXT, name: None})
             assert caught.value.argument == name
     out, lse = saj.attention(q, k, v, TEXT, return_lse=True)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": out, "pattern": TEXT}
     for name in ("out", "lse", "dout"):
         with pytest.raises(sa.DTypeError, match=f"argument {name} is NoneType"):
-            saj.attention_backward(**{"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": out, name: None}, pattern=TEXT)
+            saj.attention_backward(**given | {name: None})
 
 
 @pytest.mark.parametrize("jit", [False, True])

@@ -60,6 +60,11 @@ def test_chunks_and_tokens_are_one_causal_pass(page_size, pages, pattern):
     assert cache.lengths.tolist() == [SEQ] * BATCH and cache.lengths.dtype == torch.int32
 
 
+def test_a_cache_says_what_it_is():
+    cache = sat.KVCache(2, 20, 3, 16, page_size=8, pages=5)
+    assert repr(cache) == "<KVCache of 2 entries of up to 24 tokens, 3 heads of 16, 5 pages of 8, torch.float32 on cpu>"
+
+
 def test_autocast_casts_to_the_caches_dtype():
     q, sinks = torch.randn(1, 8, 2, 16), torch.randn(2, dtype=torch.bfloat16)
     casts, own = (sat.KVCache(1, 16, 2, 16, dtype=torch.bfloat16) for _ in range(2))

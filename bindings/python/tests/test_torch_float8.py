@@ -349,7 +349,7 @@ def test_float8_attention_names_what_is_wrong():
         (sa.DTypeError, "v", lambda: sat.float8_attention(q, k, 3, TEXT)),
         (sa.ShapeError, "v", lambda: sat.float8_attention(q, k, v[:, 1:], TEXT)),
         (sa.ArgumentError, "scales", lambda: sat.float8_attention(q, k, v, TEXT, scales="tensor")),
-        (sa.DTypeError, "sink_logits", lambda: sat.float8_attention(q, k, v, TEXT, sink_logits=torch.zeros(4).double())),
+        (sa.DTypeError, "sink_logits", lambda: sat.float8_attention(q, k, v, TEXT, sink_logits=torch.ones(4).double())),
     ]
     for kind, argument, call in calls:
         with pytest.raises(kind, match="accepted: ") as caught:

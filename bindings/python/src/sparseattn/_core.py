@@ -234,8 +234,12 @@ class Context(OfThisProcess):
         if device is not None:
             options.device.type, options.device.index = _read_device(device)
         self._handle = own("spattn_context", lib.spattn_context_create, options)
+        self._options = f"device={device!r}, threads={threads}, plan_cache={plan_cache}"
         self._plan_cache = plan_cache
         self._look_up: Callable[..., Any] | None = None  # the plans that attention() used last: _plans.find
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options})"
 
 
 def _read_device(text: str) -> tuple[int, int]:

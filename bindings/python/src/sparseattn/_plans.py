@@ -368,6 +368,10 @@ class Plan(OfThisProcess):
         del copies  # what the library has read in place of arrays whose memory it cannot read
         return tuple(gradients.values())
 
+    def __repr__(self) -> str:
+        sizes = f"q {list(self._q_shape)}, k {list(self._k_shape)}, {self.dtype}, axes {self._axes}"
+        return f"<{type(self).__name__} of {self._pattern}: {sizes}, {self.kernel()}>"
+
     def explain(self, all: bool = False) -> str:
         """Kernels, blocks, work, cost, and what else was considered and why not: text for people.
 

@@ -38,7 +38,11 @@ _SEEN = ("seen_k", "seen_v", "seen_k_scales", "seen_v_scales")
 
 
 class Peer(NamedTuple):
-    """What goes between a rank and another: nothing, where that is itself."""
+    """What goes between a rank and another: nothing, where that is itself.
+
+    Bytes [sent] of what `pack` returns are copied to the other's [received] before it unpacks. On the way back, bytes
+    [back_received] of what `pack_gradients` returns are copied to the other's [back_sent], where it adds them.
+    """
 
     tokens_sent: int  #: whose keys and values go to it
     tokens_received: int  #: whose keys and values come from it

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 _registering = threading.Lock()
 
 
-def _register() -> None:
-    """Tells XLA our calls, once. An import alone must not: it would make JAX choose its devices."""
+def register() -> None:
+    """Tells XLA our calls, once. All functions here do so first: it is for a program of jax.export in a process that
+    has called none of them. An import alone must not: it would make JAX choose its devices."""
     with _registering:
         _register_once()
 
@@ -369,7 +370,7 @@ def _prepare(
     **flags: Any,
 ) -> tuple[_Call, _Operands]:
     """What is constant in a call, and its operands, checked; flags are deterministic, reference, tf32 and backward."""
-    _register()
+    register()
     operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
     q, k, v = operands[:3]
     _require_constants(scale=scale, softcap=softcap, q_offset=q_offset, head_dim_v=head_dim_v)
@@ -548,7 +549,7 @@ def decode(
     The other options, and what is returned, are those of attention, but that there are no gradients. vmap makes one
     call after the other. Each operand is described further at sparseattn.Plan.forward. Raises as attention.
     """
-    _register()
+    register()
     given = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
     given |= {"k_scales": k_scales, "v_scales": v_scales}
     arrays = {name: _read(values, name) for name, values in given.items()}

@@ -189,8 +189,8 @@ def attention(
 
     k, v, indices, index_counts, sink_logits, q_scales, k_scales, v_scales, and the other options and errors are those
     of sparseattn.attention: a scale of float8 that all rows of q, or of k, share is best a factor of the option scale.
-    q, k, v, sink_logits and the lse that is returned have gradients. sink_logits may be of 16 bits, too. Under autocast q, k and v are cast, as torch's own
-    attention casts them, but for those of float8.
+    q, k, v, sink_logits and the lse that is returned have gradients; sink_logits may be bfloat16 or float16, too. Under
+    autocast q, k and v are cast, as torch's own attention casts them, but for those of float8.
     """
     lists = (sink_logits, indices, index_counts)
     mask: torch.Tensor | None = None
@@ -365,7 +365,7 @@ def _attend(
 
 
 def with_numbers(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The scalars of the schema, whose scale and softcap any kind of number may be. Raises DTypeError for what is none."""
+    """The scalars of the schema, whose scale and softcap may be numbers of any kind. Raises DTypeError for others."""
     axes, scale, softcap, *others = scalars
     if scale is None and softcap is None:
         return scalars

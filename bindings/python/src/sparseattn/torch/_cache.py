@@ -195,14 +195,20 @@ class KVCache:
         """What a copy has: tensors and numbers, but no calls of the library that are prepared for this one's memory."""
         return self.__dict__ | {"_captured": [], "_appends": {}}
 
+    def __repr__(self) -> str:
+        sizes = f"{self.batch} entries of up to {self.capacity} tokens, {self.k.shape[2]} heads of {self.k.shape[3]}"
+        pages = f"{self.pages} pages of {self.page_size}"
+        return f"<{type(self).__name__} of {sizes}, {pages}, {self.k.dtype} on {self.k.device}>"
+
     def append(
         self, k: torch.Tensor, v: torch.Tensor | None, counts: Sequence[int] | torch.Tensor | None = None
     ) -> None:
         """Writes tokens behind those of each entry.
 
-        k       [batch, n, heads_kv, head_dim], of the cache's dtype and device; any strides. Under autocast it is cast. Or [tokens, heads_kv,
-                head_dim]: those of the first entry, of the second, and so on, as many of each as counts says, as
-                servers batch a prompt beside tokens that are decoded. Tokens behind all of these are not written
+        k       [batch, n, heads_kv, head_dim], of the cache's dtype, to which autocast casts it, and device; any
+                strides. Or [tokens, heads_kv, head_dim]: those of the first entry, of the second, and so on, as many of
+                each as counts says, as servers batch a prompt beside tokens that are decoded. Tokens behind all of
+                these are not written
         v       as k, with head_dim_v; None with value_in_key
         counts  integers [batch], 0 to n: how many of an entry's tokens are new, the last ones, as where texts of
                 several lengths are padded in front; the others are not written. None: all n. The host reads a tensor,
@@ -670,10 +676,11 @@ def decode(
         cache.append(k, v, counts)                  # [tokens, heads_kv, head_dim]: a prompt beside decoded tokens
         out = sat.decode(q, cache, "causal & (sink(4) | window(4095,0))", counts)
 
-    q        [batch, n, heads_q, head_dim], of the cache's dtype, to which autocast casts it, and device: queries of the last n tokens, row by row
-             those that append was given. Where that had counts, rows of tokens that are not new mean nothing. Or
-             [tokens, heads_q, head_dim], as append takes keys: those of the last counts[b] tokens of each entry. A plan
-             is made for each number of rows: pad them to a few numbers, for rows behind all counts see nothing
+    q        [batch, n, heads_q, head_dim], of the cache's dtype, to which autocast casts it, and device: queries of the
+             last n tokens, row by row those that append was given. Where that had counts, rows of tokens that are not
+             new mean nothing. Or [tokens, heads_q, head_dim], as append takes keys: those of the last counts[b] tokens
+             of each entry. A plan is made for each number of rows: pad them to a few numbers, for rows behind all
+             counts see nothing
     pattern  that of the whole sequence, cut to what is causal: a Pattern or its text. A mask, and any pattern of rows,
              is of [capacity, capacity] tokens
     counts   integers [batch], with a q of tokens of all entries, else None: how many are those of each. Rows behind all

@@ -28,8 +28,8 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
     dropout     0: there is no dropout inside attention
     batch_first tensors are [batch, seq, embed_dim], else [seq, batch, embed_dim]
 
-    A state_dict of MultiheadAttention of the same sizes loads. As self_attn of torch's TransformerEncoderLayer it is asked
-    in both modes.
+    A state_dict of MultiheadAttention of the same sizes loads. As self_attn of torch's TransformerEncoderLayer it is
+    asked in both modes.
 
     Raises ArgumentError, UnsupportedError, DTypeError: .argument names what was wrong.
     """
