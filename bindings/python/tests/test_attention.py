@@ -19,6 +19,7 @@ import pytest
 from conftest import ctrl_c
 
 import sparseattn as sa
+import sparseattn.dlpack
 
 TEXT = "causal & (sink(2) | window(20,0) | strided(7))"
 
@@ -261,6 +262,29 @@ def test_a_forked_child_computes_the_same():
     if child == 0:
         os._exit(0 if np.array_equal(sa.attention(q, k, v, TEXT), expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+MASKS_OF_KEYS = {
+    "padding": np.arange(40) < np.array([40, 13])[:, None, None, None],
+    "padding in front": np.arange(40) >= np.array([0, 13])[:, None, None, None],
+    "holes": np.arange(40)[None] % 3 > 0,
+    "by head": np.random.default_rng(8).random((2, 4, 1, 40)) < 0.6,
+    "nothing": np.zeros((1, 40), bool),
+}
+
+
+@pytest.mark.parametrize("name", MASKS_OF_KEYS)
+def test_a_mask_of_keys_serves_all_queries(name):
+    mask, random = MASKS_OF_KEYS[name], np.random.default_rng(9)
+    q, k = (random.standard_normal((2, 40, heads, 16), np.float32) for heads in (4, 2))
+    whole = np.broadcast_to(mask, (2, 4, 40, 40))
+    expected, lse = sa.attention(q, k, k, whole, return_lse=True)
+    np.testing.assert_array_equal(sa.attention(q, k, k, mask), expected)
+    np.testing.assert_array_equal(sa.plan(mask, q, k, k).forward(q, k, k), expected)
+    np.testing.assert_array_equal(sparseattn.dlpack.attention(q, k, k, mask), expected)
+    found = sa.attention_backward(q, k, k, expected, lse, expected, mask)
+    for one, other in zip(found, sa.attention_backward(q, k, k, expected, lse, expected, whole)):
+        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_plans_and_contexts_say_what_they_are():

@@ -422,6 +422,13 @@ def test_an_exported_program_runs_in_another_process(tmp_path):
     close([np.load(paths[2])], [saj.attention(*q, TEXT)], 1e-6)
 
 
+def test_a_mask_of_keys_serves_all_queries():
+    q, k, v, _ = operands()
+    mask = np.arange(40) < np.array([40, 13])[:, None, None, None]
+    expected = saj.attention(q, k, v, np.broadcast_to(mask, (2, 4, 40, 40)))
+    close([saj.attention(q, k, v, mask)], [expected], 1e-6)
+
+
 def test_sizes_of_zero():
     q, k, v, _ = operands()
     assert saj.attention(q[:0], k[:0], v[:0], "causal").shape == (0, 40, 4, 16)

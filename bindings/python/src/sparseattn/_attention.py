@@ -9,8 +9,11 @@ import numpy as np
 
 from ._arrays import operand
 from ._core import Context, default_context
+from ._indexed import pattern_of_call
 from ._libraries import module_of, options_for
+from ._patterns import Pattern
 from ._plans import Plan, find_plan
+from ._problem import sizes_of
 
 if TYPE_CHECKING:
     from typing import Literal, Protocol, TypeVar
@@ -158,7 +161,7 @@ def attention(
     k        [batch, seq_k, heads_kv, head_dim]
     v        [batch, seq_k, heads_kv, head_dim_v]; None: its values are the first head_dim_v of k
     pattern  a Pattern, its text, or a mask: bool [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k],
-             True where a key is seen
+             True where a key is seen. seq_q may be 1 in a mask of keys alone, as of padding [batch, 1, 1, seq_k]
     axes     "bshd"; "bhsd" for heads before seq; "thd" for packed [tokens, heads, head_dim]
     q_scales, k_scales, v_scales  with float8: float32, shaped as q, k and v without head_dim, what the elements of each
              row are multiplied by; None is 1. v_scales is None where v is. A scale that all rows of q, or of k, share
@@ -279,5 +282,7 @@ def _plan_of(
     """The plan of a call, found again, and q, k and v as NumPy's arrays; options and flags are those of find_plan."""
     q, k, v = operand(q, "q"), operand(k, "k"), v if v is None else operand(v, "v")
     shapes = q.shape, k.shape, None if v is None else v.shape
+    if not isinstance(pattern, (Pattern, str)):
+        pattern = pattern_of_call(pattern, sizes_of(*shapes, options[0], options[-1])["seq_q"])
     context = default_context() if context is None else context
     return find_plan(Plan, context, pattern, None, q.dtype, shapes, *options, *flags), q, k, v

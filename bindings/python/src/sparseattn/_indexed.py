@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
+from ._analytic import full, global_keys, sink
 from ._arrays import as_array, integers
 from ._core import ArgumentError, DTypeError, ShapeError, ffi, integers_of, lib
-from ._patterns import Pattern, make_mask, make_pattern
+from ._patterns import Pattern, as_pattern, make_mask, make_pattern, per_batch, stands_for_pattern
+
+if TYPE_CHECKING:
+    from ._patterns import AnyPattern
 
 
 def _flags(borrow: bool, trust: bool) -> int:
@@ -79,13 +83,44 @@ def mask(values: Any, *, borrow: bool = False) -> Pattern:
     """Row q sees the keys whose value is not 0. Rows, not positions: an extent has exactly these sizes.
 
     values   bool or uint8 [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k]; 1 for batch or heads
-             serves all. Any strides; packed to a bit a pair
+             serves all. Any strides; packed to a bit a pair. A mask of keys alone, whose row serves all queries, is
+             given to attention as it is: here it would be that of one query
     borrow   read the array in place, a byte a pair: keys side by side, unchanged while this pattern and what is made of
              it lives. It is kept alive
 
     Arrays as in csr. Raises ShapeError, DTypeError, ArgumentError: .argument is "mask".
     """
     return make_mask(values, "mask", borrow)
+
+
+def pattern_of_call(pattern: AnyPattern, seq_q: int) -> Pattern | str:
+    """What stands for a pattern in a call of so many queries: a mask of one row serves all of them, as padding masks
+    [batch, 1, 1, seq_k] do. Raises as as_pattern."""
+    if isinstance(pattern, (Pattern, str)):
+        return pattern
+    values = as_array(pattern, "pattern") if stands_for_pattern(pattern) else None
+    if values is None or values.dtype != np.bool_ or not 2 <= values.ndim <= 4 or values.shape[-2] != 1:
+        return as_pattern(pattern)
+    return mask_of_keys(values, seq_q)
+
+
+def mask_of_keys(values: np.ndarray[Any, Any], seq_q: int) -> Pattern:
+    """The pattern of bools [..., 1, seq_k], whose row serves all queries."""
+    if seq_q != 1 and (values.ndim == 2 or values.shape[-3] == 1):
+        of_batch = [_keys(row) for row in values.reshape(-1, values.shape[-1])]
+        return of_batch[0] if len(of_batch) == 1 else per_batch(of_batch)
+    return make_mask(np.broadcast_to(values, (*values.shape[:-2], seq_q, values.shape[-1])), "mask")
+
+
+def _keys(row: np.ndarray[Any, Any]) -> Pattern:
+    """Of a row of bools the keys that are True, by a formula where padding stands at one end."""
+    positions = np.flatnonzero(row)
+    first, count = (int(positions[0]), len(positions)) if len(positions) else (0, 0)
+    if not row[first : first + count].all():
+        return global_keys(positions)
+    if first + count == len(row):
+        return full() - sink(first) if first else full()
+    return sink(count) if first == 0 else sink(first + count) - sink(first)
 
 
 def runtime_tokens(max_tokens_per_row: int) -> Pattern:

@@ -161,22 +161,22 @@ class Pattern:
     __array_ufunc__ = None
 
     def __or__(self, other: AnyPattern) -> Pattern:
-        return union([self, other]) if _stands_for_pattern(other) else NotImplemented
+        return union([self, other]) if stands_for_pattern(other) else NotImplemented
 
     def __ror__(self, other: AnyPattern) -> Pattern:
-        return union([other, self]) if _stands_for_pattern(other) else NotImplemented
+        return union([other, self]) if stands_for_pattern(other) else NotImplemented
 
     def __and__(self, other: AnyPattern) -> Pattern:
-        return intersection([self, other]) if _stands_for_pattern(other) else NotImplemented
+        return intersection([self, other]) if stands_for_pattern(other) else NotImplemented
 
     def __rand__(self, other: AnyPattern) -> Pattern:
-        return intersection([other, self]) if _stands_for_pattern(other) else NotImplemented
+        return intersection([other, self]) if stands_for_pattern(other) else NotImplemented
 
     def __sub__(self, other: AnyPattern) -> Pattern:
-        return _difference(self, as_pattern(other)) if _stands_for_pattern(other) else NotImplemented
+        return _difference(self, as_pattern(other)) if stands_for_pattern(other) else NotImplemented
 
     def __rsub__(self, other: AnyPattern) -> Pattern:
-        return _difference(as_pattern(other), self) if _stands_for_pattern(other) else NotImplemented
+        return _difference(as_pattern(other), self) if stands_for_pattern(other) else NotImplemented
 
     def __bool__(self) -> bool:
         raise TypeError("a pattern is neither true nor false; accepted: | & - where `or`, `and`, `not` were meant")
@@ -281,7 +281,7 @@ def _csr(function: Any, pattern: Any, extent: Any, head: int, row_ptr: Any, col_
     check(function(pattern, extent, head, row_ptr, columns, count))
 
 
-def _stands_for_pattern(value: Any) -> bool:
+def stands_for_pattern(value: Any) -> bool:
     """Whether it is of a kind that as_pattern reads."""
     return isinstance(value, (Pattern, str)) or hasattr(value, "__array__") or hasattr(value, "__dlpack__")
 
@@ -302,7 +302,7 @@ def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
     accepted = (
         "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
     )
-    if not _stands_for_pattern(pattern):
+    if not stands_for_pattern(pattern):
         message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     values = as_array(pattern, argument)

@@ -27,6 +27,7 @@ from ._core import (
     string,
 )
 from ._frames import BACKWARD, FORWARD, Frame, HostMemory
+from ._indexed import pattern_of_call
 from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
 from ._problem import make_problem, shape_of_lists, sizes_of
@@ -686,9 +687,10 @@ def plan(
     q, k, v = operand(q, "q"), operand(k, "k"), v if v is None else operand(v, "v")
     read_dtype(q.dtype, "q")
     table = None if page_table is None else as_array(page_table, "page_table").shape
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table)
     return Plan(
-        pattern,
-        **sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table),
+        pattern_of_call(pattern, sizes["seq_k" if starts else "seq_q"]),
+        **sizes,
         dtype=q.dtype,
         scale=scale,
         softcap=softcap,

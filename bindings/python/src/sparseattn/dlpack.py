@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ._core import ArgumentError, Context, DTypeError, UnsupportedError, check, default_context, ffi, lib, own, sized
+from ._indexed import pattern_of_call
 from ._patterns import as_pattern
 from ._problem import make_problem, row_axes, sizes_of
 
@@ -109,7 +110,8 @@ def _call(
     library: _Library, op: int, pattern: Any, problem: Any, inputs: dict[str, Any], outputs: dict[str, Any]
 ) -> None:
     """One pass: inputs and outputs are _View, or None for what is not there."""
-    handles = library.context()._handle, as_pattern(pattern)._handle
+    made = as_pattern(pattern_of_call(pattern, problem.seq_q))
+    handles = library.context()._handle, made._handle
     stream = ffi.cast("void *", library.stream or 0)
     plan = own("spattn_plan", lib.spattn_plan_create, *handles, problem, stream)
     needed, align = ffi.new("size_t *"), ffi.new("size_t *")

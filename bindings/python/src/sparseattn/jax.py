@@ -24,6 +24,7 @@ import numpy as np
 
 from ._arrays import FLOATS, dtype_code, read_dtype
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
+from ._indexed import pattern_of_call
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, shape_of_lists, sizes_of
 
@@ -384,7 +385,7 @@ def _prepare(
         sink_logits=operands.sink_logits is not None,
         **flags,
     )
-    made = as_pattern(pattern)
+    made = as_pattern(pattern_of_call(pattern, sizes["seq_q"]))
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     _check_lists(made, operands._asdict(), sizes, axes)
@@ -587,7 +588,7 @@ def decode(
         parents=parents is not None,
         cache_dtype=None if k.dtype == q.dtype else dtype_code(np.dtype(k.dtype), "problem.cache_dtype"),
     )
-    made = as_pattern(pattern)
+    made = as_pattern(pattern_of_call(pattern, sizes["seq_k"]))
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check_lists(made, arrays, sizes, axes)
     call = _Call(made.save(), as_bytes(problem), _which(arrays))

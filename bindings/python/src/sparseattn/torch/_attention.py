@@ -22,6 +22,7 @@ from ._tensors import (
     refuse_gradients,
     require_memory,
     require_tensor,
+    split_mask,
     wide_sinks,
     with_mask,
 )
@@ -193,10 +194,7 @@ def attention(
     autocast q, k and v are cast, as torch's own attention casts them, but for those of float8.
     """
     lists = (sink_logits, indices, index_counts)
-    mask: torch.Tensor | None = None
-    if isinstance(pattern, torch.Tensor):
-        mask = pattern
-        pattern = "full"
+    pattern, mask = split_mask(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
     return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context, (q_scales, k_scales, v_scales))
@@ -241,10 +239,7 @@ def attention_backward(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor is not None or name != "v":
             require_tensor(tensor, name)
-    mask: torch.Tensor | None = None
-    if isinstance(pattern, torch.Tensor):
-        mask = pattern
-        pattern = "full"
+    pattern, mask = split_mask(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
     plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context)
@@ -286,8 +281,9 @@ def plan(
             require_tensor(tensor, name)
     table = None if page_table is None else page_table.shape
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table)
-    if isinstance(pattern, torch.Tensor):
-        pattern = with_mask("full", pattern, sizes["seq_k" if starts else "seq_q"])
+    pattern, mask = split_mask(pattern)
+    if mask is not None:
+        pattern = with_mask("full", mask, sizes["seq_k" if starts else "seq_q"])
     return TensorPlan(
         pattern,
         q.device,

@@ -9,7 +9,7 @@ import torch
 
 from .._core import ArgumentError, ShapeError
 from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
-from ._tensors import require_tensor, wide_sinks
+from ._tensors import require_tensor, split_mask, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -190,9 +190,7 @@ def float8_attention(
     if not torch.compiler.is_compiling():
         refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     q, k, v = autocast(q, k, v)
-    mask: torch.Tensor | None = None
-    if isinstance(pattern, torch.Tensor):
-        mask, pattern = pattern, "full"
+    pattern, mask = split_mask(pattern)
     name = name_of(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = with_numbers((axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False))

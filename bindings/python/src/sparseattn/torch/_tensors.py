@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
-from .._analytic import full, global_keys, sink
 from .._arrays import FLOAT8, accepted_dtypes, make_tensor
 from .._core import ArgumentError, Context, DTypeError, ShapeError, default_context, ffi, lib
 from .._frames import FORWARD, Frame
-from .._patterns import Pattern, as_pattern, per_batch
+from .._indexed import mask_of_keys
+from .._patterns import Pattern, as_pattern
 from .._plans import Plan
 from .._step import OTHER_NUMBERS
 
@@ -300,6 +301,13 @@ def _place_of(tensor: torch.Tensor) -> Any:
 # ---- masks ----
 
 
+def split_mask(pattern: Any) -> tuple[Any, torch.Tensor | None]:
+    """A pattern, and the bool tensor that stands for one, which may be NumPy's array: then the pattern is "full"."""
+    if isinstance(pattern, np.ndarray) and pattern.dtype == np.bool_:
+        pattern = torch.from_numpy(pattern.copy())  # torch warns of arrays that may not be written
+    return ("full", pattern) if isinstance(pattern, torch.Tensor) else (pattern, None)
+
+
 def with_mask(pattern: Any, mask: torch.Tensor, seq_q: int) -> Pattern:
     """The pattern cut to what a bool tensor keeps, which the host reads.
 
@@ -318,21 +326,6 @@ def with_mask(pattern: Any, mask: torch.Tensor, seq_q: int) -> Pattern:
     if mask.shape[-2] not in (1, seq_q):
         message = f"argument mask has shape {list(mask.shape)}; accepted: {seq_q} queries, or 1 for all of them"
         raise ShapeError(message, "SPATTN_E_SHAPE", "mask")
-    mask = mask.detach().cpu()
-    if mask.shape[-2] == 1 and seq_q != 1 and (mask.ndim == 2 or mask.shape[-3] == 1):
-        of_batch = [_keys(row) for row in mask.reshape(-1, mask.shape[-1])]
-        kept = of_batch[0] if len(of_batch) == 1 else per_batch(of_batch)
-    else:
-        kept = as_pattern(mask.expand(*mask.shape[:-2], seq_q, mask.shape[-1]), "mask")
+    values = mask.detach().cpu().numpy()
+    kept = mask_of_keys(values, seq_q) if mask.shape[-2] == 1 else as_pattern(values, "mask")
     return kept if pattern == "full" else as_pattern(pattern) & kept
-
-
-def _keys(row: torch.Tensor) -> Pattern:
-    """Of a row of bools the keys that are True, by a formula where padding stands at one end."""
-    positions = row.nonzero().flatten()
-    first, count = (int(positions[0]), len(positions)) if len(positions) else (0, 0)
-    if not bool(row[first : first + count].all()):
-        return global_keys(positions.numpy())
-    if first + count == len(row):
-        return full() - sink(first) if first else full()
-    return sink(count) if first == 0 else sink(first + count) - sink(first)
