@@ -168,7 +168,6 @@ def test_rows_without_keys():
         (dict(out=np.zeros((2, 70, 4, 24), np.float32)), sa.ShapeError, "out"),
         (dict(q=None), sa.DTypeError, "q"),
         (dict(k=None), sa.DTypeError, "k"),
-        (dict(q=np.zeros((2, 70, 4, 24)).tolist()), sa.DTypeError, "q"),
         (dict(k="text"), sa.DTypeError, "k"),
         (dict(q=np.ma.zeros((2, 70, 4, 24), np.float32)), sa.DTypeError, "q"),
         (dict(axes=3), sa.ArgumentError, "problem.axes"),

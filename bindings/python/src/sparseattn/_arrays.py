@@ -128,14 +128,6 @@ def as_array(values: Any, argument: str) -> np.ndarray[Any, Any]:
     )
 
 
-def operand(values: Any, argument: str) -> np.ndarray[Any, Any]:
-    """as_array of what has a dtype: NumPy would choose one for a list, which those of other operands need not be."""
-    if isinstance(values, (list, tuple)):
-        message = f"argument {argument} is {type(values).__name__}; accepted: an array"
-        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
-    return as_array(values, argument)
-
-
 def readable(array: Any, argument: str, borrow: bool = False) -> Any:
     """The array, or a copy where strides are negative or no whole elements, or data is misaligned.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ._arrays import operand
+from ._arrays import as_array
 from ._core import Context, default_context
 from ._indexed import pattern_of_call
 from ._libraries import module_of, options_for
@@ -280,7 +280,7 @@ def _plan_of(
     q: Any, k: Any, v: Any, pattern: AnyPattern, options: tuple[Any, ...], flags: tuple[bool, ...], context: Any
 ) -> tuple[Plan, Any, Any, Any]:
     """The plan of a call, found again, and q, k and v as NumPy's arrays; options and flags are those of find_plan."""
-    q, k, v = operand(q, "q"), operand(k, "k"), v if v is None else operand(v, "v")
+    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     shapes = q.shape, k.shape, None if v is None else v.shape
     if not isinstance(pattern, (Pattern, str)):
         pattern = pattern_of_call(pattern, sizes_of(*shapes, options[0], options[-1])["seq_q"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, operand, read_dtype, readable, writable
+from ._arrays import FLOAT8, as_array, dtype_code, form_tensor, read_dtype, readable, writable
 from ._core import (
     ArgumentError,
     Context,
@@ -684,7 +684,7 @@ def plan(
             context=context,
         )
         return made
-    q, k, v = operand(q, "q"), operand(k, "k"), v if v is None else operand(v, "v")
+    q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     read_dtype(q.dtype, "q")
     table = None if page_table is None else as_array(page_table, "page_table").shape
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table)
