@@ -22,8 +22,8 @@ struct BlockBackward {
                first_tiles * 2 * step * 4;
     }
     // Tokens of a step: 64 where a CTA may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for
-    // A100) it may not if rows have more than 256 bytes. Of float32 it never has: registers hold two sums, and less of a
-    // step.
+    // A100) it may not if rows have more than 256 bytes. Such rows of float32 always have steps of 32: registers hold two
+    // sums beside what belongs to a step.
     static constexpr int least_step = has_room ? 64 : 32, most_step = D == Dtype::f32 ? least_step : 64;
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);

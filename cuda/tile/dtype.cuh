@@ -53,18 +53,17 @@ __device__ __forceinline__ float unpack(uint32_t word, int half) {
 }
 
 // The nearest number in TF32, ten bits of mantissa: half of the last of them is added, and matrix instructions cut off
-// what lies below. That they do is how CUTLASS rounds, too, https://github.com/NVIDIA/cutlass. Ties go away from 0.
-__device__ __forceinline__ uint32_t to_tf32(float x) { return __float_as_uint(x) + (1 << 12); }
-// The same of what may be NaN, which that addition might make a number. A bit operation and an FMA into any register:
-// cvt.rna is a compare, a predicated addition and a bit operation, and a move where operands must be neighbours.
-__device__ __forceinline__ uint32_t any_to_tf32(uint32_t word) {
+// what lies below. That they do is how CUTLASS rounds, too, https://github.com/NVIDIA/cutlass. Ties go away from 0, and
+// NaN stays NaN. A bit operation and an FMA into any register: cvt.rna is a compare, a predicated addition and a bit
+// operation, and a move where operands must be neighbours.
+__device__ __forceinline__ uint32_t to_tf32(uint32_t word) {
     const float power = __uint_as_float(word & 0xFF800000);  // of two, with the sign; infinity for NaN
     return __float_as_uint(fmaf(power, 0x1p-11f, __uint_as_float(word)));
 }
 template <int Count>
 __device__ __forceinline__ void round_to_tf32(uint32_t (&words)[Count]) {
 #pragma unroll
-    for (int i = 0; i < Count; ++i) words[i] = any_to_tf32(words[i]);
+    for (int i = 0; i < Count; ++i) words[i] = to_tf32(words[i]);
 }
 // What matrix instructions cut off a number, as one of its own: of its 13 bits they cut off another two. NaN for infinity.
 __device__ __forceinline__ uint32_t below_tf32(uint32_t word) {
