@@ -251,7 +251,7 @@ private:
     // both operands to bf16, which the header allows, would take.
     double operand() const { return problem_.multiplies_float8 ? 0x1p-9 : any_operand(); }
 
-    // Of float32 that is split matrix units cut off three units, and a product leaves out that of both remainders, each of
+    // Matrix units cut three units off float32 that is split, and a product leaves out that of both remainders, each of
     // which is below 2^-10. Eight terms at a time are added, three times, and what is added to is cut: two units each.
     double any_operand() const { return problem_.splits_float32 ? 3 * 0x1p-24 + 0x1p-21 : type_.operand; }
     double product_roundings(int64_t terms) const {
