@@ -26,6 +26,8 @@ struct Request {
     What what;
     int32_t tile, batch, head;
     int32_t set, to;  // live keys, or all_live, or which part of the sums; the tile of q, or the slot
+    int32_t mask;     // of the block, with k
+    uint32_t phase;   // of the slot
 };
 // Copiers and senders take requests in turns: with as many slots as are a multiple of theirs, each warp has its own. A
 // clearer takes all.
@@ -104,9 +106,9 @@ struct Walker {
         else if constexpr (C::is_float8)
             stages.end();
         else if (C::any_order || params.layout.keys.stretch)
-            for (int helper = 0; helper < helper_warps; ++helper) ask({Request::no_more, 0, 0, 0, 0, 0});
+            for (int helper = 0; helper < helper_warps; ++helper) ask({Request::no_more});
         else if (params.layout.live_keys.set_of)
-            ask({Request::no_more, 0, 0, 0, 0, 0});
+            ask({Request::no_more});
     }
 
     // Where each CTA has two tasks at most nobody counts: who had the longest first has the shortest second, or none.
@@ -121,7 +123,7 @@ struct Walker {
     __device__ __forceinline__ void store_empty(const Task& task) {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
         if constexpr (C::any_order)
-            ask({Request::empty_row, task.row, entry, head, 0, 0});
+            ask({Request::empty_row, task.row, entry, head});
         else
             clear_rows(task.row, entry, head);
     }
@@ -234,12 +236,15 @@ struct Walker {
     __device__ __forceinline__ void load_q(const ForwardMessage& message, uint64_t* full) {
         uint8_t* tile = shared.q[q.index][0];
         if constexpr (C::any_order)
-            load_tile<C::panel_bytes>(
-                {Request::q_rows, message.row, message.batch, message.head, all_live, q.index}, params.maps.q,
-                params.layout.queries, C::block_q, tile, full);
+            load_q({Request::q_rows, message.row, message.batch, message.head, all_live, q.index}, tile, full);
         else if (ptx::elect())
             load<C::key_panels, C::panel_bytes, C::key_panel_columns>(&params.maps.q, message.queries.first, message.head,
                                                                       message.batch, tile, full);
+    }
+
+    __device__ __forceinline__ void load_q(const Request& what, uint8_t* tile, uint64_t* full) {
+        if (is_copied(what)) return ask(what);
+        send_tile<C::panel_bytes>(what, params.maps.q, params.layout.queries, C::block_q, tile, full);
     }
 
     __device__ __forceinline__ void load_block(int block, int mask) {
@@ -255,19 +260,33 @@ struct Walker {
             load_k(block, mask);
         }
     }
-    __device__ __forceinline__ void load_k(int block, int mask) {
-        uint64_t* full = &shared.full[slot.index];
-        uint8_t* tile = shared.ring[slot.index][0];
+    // Begins the tile for which the next slot is: whether the walker is to load it, once the slot is free. Copiers wait
+    // for that themselves, and look up where their rows stand meanwhile. What was in the slot has come: phases tell turns
+    // that follow each other apart, and a copier might not have begun yet to wait for the one before.
+    __device__ __forceinline__ bool begin_tile(const Request& what) {
+        if constexpr (C::any_order) {
+            ptx::mbarrier_wait(&shared.full[slot.index], slot.phase ^ 1);
+            if (is_copied(what)) return ask(what), false;
+        }
         ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
+        return true;
+    }
+
+    __device__ __forceinline__ void load_k(int block, int mask) {
+        const Request what{Request::k_rows, block, batch, head_kv, all_live, slot.index, mask, slot.phase};
+        const bool is_ours = begin_tile(what);
         next.begin_block(params.next_task, lane == 0);
-        if (ptx::elect()) shared.mask[slot.index] = mask;
-        const Request what{Request::k_rows, block, batch, head_kv, all_live, slot.index};
-        if constexpr (C::any_order)
-            load_tile<C::box_bytes>(what, params.maps.k, params.layout.keys, C::block_k, tile, full);
-        else if constexpr (C::multiplies_float8)
-            load_float8_keys(block, tile, full);
-        else
-            load_keys<C::panels>(what, params.maps.k, tile, full);
+        if (is_ours) {
+            uint64_t* const full = &shared.full[slot.index];
+            uint8_t* const tile = shared.ring[slot.index][0];
+            if (ptx::elect()) shared.mask[slot.index] = mask;
+            if constexpr (C::any_order)
+                send_tile<C::box_bytes>(what, params.maps.k, params.layout.keys, C::block_k, tile, full);
+            else if constexpr (C::multiplies_float8)
+                load_float8_keys(block, tile, full);
+            else
+                load_keys<C::panels>(what, params.maps.k, tile, full);
+        }
         slot.advance();
         follow_with_v(block);
     }
@@ -287,17 +306,20 @@ struct Walker {
             if (pending_sums >= 0) load_sums();
     }
     __device__ __forceinline__ void load_v() {
-        uint64_t* full = &shared.full[slot.index];
-        uint8_t* tile = shared.ring[slot.index][0];
-        ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
         if (C::any_order && pending_set != all_live && holds_what_others_see(pending, pending_set))
             pending_set = all_live;
-        const Request what{Request::v_rows, pending, pending_batch, pending_head, pending_set, slot.index};
-        if constexpr (C::any_order) {
-            load_tile<C::box_bytes>(what, params.maps.v, params.layout.keys, C::block_k, tile, full);
-        } else {
-            if (pending_set != all_live) full = ask<false>({Request::dead_rows, pending, 0, 0, pending_set, slot.index});
-            load_keys<C::v_panels>(what, params.maps.v, tile, full);
+        const Request what{Request::v_rows, pending,    pending_batch, pending_head,
+                           pending_set,     slot.index, full_block,    slot.phase};
+        if (begin_tile(what)) {
+            uint64_t* full = &shared.full[slot.index];
+            uint8_t* const tile = shared.ring[slot.index][0];
+            if constexpr (C::any_order) {
+                send_tile<C::box_bytes>(what, params.maps.v, params.layout.keys, C::block_k, tile, full);
+            } else {
+                if (pending_set != all_live)
+                    full = ask<false>({Request::dead_rows, pending, 0, 0, pending_set, slot.index});
+                load_keys<C::v_panels>(what, params.maps.v, tile, full);
+            }
         }
         slot.advance();
     }
@@ -305,14 +327,10 @@ struct Walker {
     // What pieces before left of a task's rows comes behind its last v, and where there is none, room for what this one
     // leaves.
     __device__ __forceinline__ void load_sums() {
-        const AxisView& axis = params.layout.queries;
         for (int part = 0; part < C::sum_slots; ++part) {
-            uint64_t* full = &shared.full[slot.index];
-            ptx::mbarrier_wait(&shared.empty[slot.index], slot.phase ^ 1);
-            if (!params.to.piece.is_first && pending_sums < axis.listed)
-                ask({Request::sum_rows, pending_sums, pending_batch, sums_head, part, slot.index});
-            else if (ptx::elect())
-                load_sums(part, full);
+            const Request what{Request::sum_rows, pending_sums, pending_batch, sums_head,
+                               part,              slot.index,   full_block,    slot.phase};
+            if (begin_tile(what) && ptx::elect()) load_sums(part, &shared.full[slot.index]);
             slot.advance();
         }
         pending_sums = -1;
@@ -373,15 +391,21 @@ struct Walker {
             ptx::tma_load_4d(to + panel * Bytes, map, Columns * panel, head, row, entry, bar);
     }
 
-    // A tile where tokens stand in any order: homes and packed tiles come as boxes, and copiers bring what else is
-    // listed, and what has dead keys. v has as many panels as k.
+    // Tiles where tokens stand in any order: homes and packed tiles come as boxes, and copiers bring what else is
+    // listed, and what has dead keys.
+    __device__ __forceinline__ bool is_copied(const Request& what) const {
+        const AxisView& queries = params.layout.queries;
+        if (what.what == Request::q_rows) return what.tile < queries.listed;
+        if (what.what == Request::sum_rows) return !params.to.piece.is_first && what.tile < queries.listed;
+        if (what.tile < params.packed_tiles) return false;
+        return what.tile < params.layout.keys.listed || what.set != all_live;
+    }
+    // v has as many panels as k.
     template <int Bytes>
-    __device__ __forceinline__ void load_tile(const Request& what, const runtime::ResidueMaps& maps,
+    __device__ __forceinline__ void send_tile(const Request& what, const runtime::ResidueMaps& maps,
                                               const AxisView& axis, int block, uint8_t* to, uint64_t* bar) {
-        const bool is_packed = what.what != Request::q_rows && what.tile < params.packed_tiles;
-        if (!is_packed && (what.tile < axis.listed || what.set != all_live)) return ask(what);
         if (!ptx::elect()) return;
-        if (is_packed) {
+        if (what.what != Request::q_rows && what.tile < params.packed_tiles) {
             ptx::wait_for_grid_ahead();  // which packs
             const CUtensorMap& map = what.what == Request::k_rows ? params.maps.packed_k : params.maps.packed_v;
             return load<C::panels, Bytes>(&map, what.tile * block, what.head, what.batch, to, bar);
@@ -465,6 +489,9 @@ struct Helper {
     Cursor<C::requests / helper_warps> request{};
 
     __device__ __forceinline__ int slot() const { return helper_warps * request.index + warp; }
+    __device__ __forceinline__ bool is_asked() const {
+        return __any_sync(~0u, ptx::mbarrier_test(&shared.helper.asked[slot()], request.phase));
+    }
     __device__ __forceinline__ Request take() {
         ptx::mbarrier_wait(&shared.helper.asked[slot()], request.phase);
         const Request what = shared.helper.request[slot()];
@@ -516,31 +543,33 @@ struct Sender : Helper<C> {
 // ---- copiers: helpers that bring what stands at no place of a box, and write rows that see no key ----
 // A warp brings a whole tile, and then waits for it alone: the fence that lets products read copied rows waits for all
 // copies that its threads have under way. When warps shared tiles, of which several were under way, each was waited for
-// with all others, and scattered keys took more than twice as long.
+// with all others, and scattered keys took more than twice as long. While a tile lands its copier looks up where the
+// rows of the next one stand, if it has been asked for that.
 template <class C>
 struct Copier : Helper<C> {
     using Helper<C>::shared, Helper<C>::lane;
     using Element = typename C::Element;
-    static constexpr int most_rows = C::block_q > C::block_k ? C::block_q : C::block_k;
+    using Tokens = WarpTokens<(C::block_q > C::block_k ? C::block_q : C::block_k)>;
 
     const typename C::Params& params;
 
     __device__ __forceinline__ void run() {
-        for (;;) {
+        for (uint64_t* full = nullptr;;) {  // of the tile that is landing
+            if (full && !this->is_asked()) end_tile(full), full = nullptr;
             const Request what = this->take();
+            const Tokens tokens = find_rows(what);
+            if (full) end_tile(full), full = nullptr;
             if (what.what == Request::no_more) break;
-            if (what.what == Request::empty_row) {
+            if (what.what == Request::empty_row)
                 end_empty_row(what);
-                continue;
-            }
-            uint64_t* const full = copy(what);
-            ptx::cp_async_wait_all();
-            tell(full);
+            else
+                full = copy(what, tokens);
         }
     }
 
-    // All lanes have written what products are to read.
-    __device__ __forceinline__ void tell(uint64_t* full) const {
+    // It is there, and products may read what all lanes have written.
+    __device__ __forceinline__ void end_tile(uint64_t* full) const {
+        ptx::cp_async_wait_all();
         ptx::fence_async_shared();
         __syncwarp();  // all lanes' rows are there before lane 0 tells the consumers
         if (lane == 0) ptx::mbarrier_arrive(full);
@@ -551,21 +580,30 @@ struct Copier : Helper<C> {
         return set == all_live ? nullptr : live.sets + set * live.words;
     }
 
-    // Tiles of which rows are dead come row by row, too. Returns the barrier that waits for the tile.
-    __device__ __forceinline__ uint64_t* copy(const Request& what) {
+    // Where rows of q, k or v stand. Dead rows stand nowhere.
+    __device__ __forceinline__ Tokens find_rows(const Request& what) const {
         const LayoutView& layout = params.layout;
+        const bool is_q = what.what == Request::q_rows;
+        if (!is_q && what.what != Request::k_rows && what.what != Request::v_rows) return {};
+        const AxisView& axis = is_q ? layout.queries : layout.keys;
+        const int rows = is_q ? C::block_q : C::block_k;
+        return {any::tokens_of(axis, rows, is_q ? layout.seq_q : layout.seq_k, what.tile), 0, rows, live_keys(what.set)};
+    }
+
+    // Returns the barrier that waits for the tile.
+    __device__ __forceinline__ uint64_t* copy(const Request& what, const Tokens& tokens) {
+        const LayoutView& layout = params.layout;
+        const bool is_q = what.what == Request::q_rows, is_k = what.what == Request::k_rows;
+        if (!is_q) ptx::mbarrier_wait(&shared.empty[what.to], what.phase ^ 1);  // until consumers have released the slot
         if constexpr (C::in_pieces)
             if (what.what == Request::sum_rows) return copy_sums(what);
-        const bool is_q = what.what == Request::q_rows, is_k = what.what == Request::k_rows;
+        if (is_k && lane == 0) shared.mask[what.to] = what.mask;
         const TensorView& view = is_q ? params.q : is_k ? params.k : params.v;
         const int rows = is_q ? C::block_q : C::block_k, columns = is_q || is_k ? params.head_dim : params.head_dim_v;
         const TileSource from{is_q ? params.maps.q : params.maps.k, view, is_q ? layout.queries : layout.keys,
                               residue_tiles_of(params, is_q), is_q ? layout.seq_q : layout.seq_k, rows, columns};
-        const any::TileTokens tokens = any::tokens_of(from.axis, rows, from.seq, what.tile);
-        const uint64_t* live = live_keys(what.set);
         const uint32_t to = ptx::shared_address(is_q ? shared.q[what.to][0] : shared.ring[what.to][0]);
-        copy_tokens<most_rows, C::panels, Element>(from, tokens, 0, rows, what.batch, what.head, live, to,
-                                                   rows * C::row_bytes);
+        copy_tokens<C::panels, Element>(from, tokens, rows, what.batch, what.head, to, rows * C::row_bytes);
         return is_q ? &shared.q_full[what.to] : &shared.full[what.to];
     }
 
@@ -579,9 +617,8 @@ struct Copier : Helper<C> {
             const TensorView view = from_column<float>(params.sums, first);
             const TileSource from{params.maps.sums, view,      layout.queries, params.query_residue_tiles,
                                   layout.seq_q,     C::block_q, params.head_dim_v - first};
-            copy_tokens<C::warpgroup_rows, 1, float>(from, tokens, box.warpgroup * C::warpgroup_rows,
-                                                     C::warpgroup_rows, what.batch, what.head, nullptr,
-                                                     to + n * C::warpgroup_bytes, 0);
+            const WarpTokens<C::warpgroup_rows> rows(tokens, box.warpgroup * C::warpgroup_rows, C::warpgroup_rows, nullptr);
+            copy_tokens<1, float>(from, rows, C::warpgroup_rows, what.batch, what.head, to + n * C::warpgroup_bytes, 0);
         }
         return &shared.full[what.to];
     }

@@ -108,41 +108,61 @@ __device__ __forceinline__ TensorView from_column(TensorView view, int first) {
     return view;
 }
 
-// `rows` rows of a tile by token, from place `begin` on, for one warp to begin: 8 lanes a row of a panel. Where there is
-// no token, where `live` has no bit, and beyond the last column zeros come.
-template <int MostRows, int Panels, class Element>
-__device__ __forceinline__ void copy_tokens(const TileSource& from, const any::TileTokens& tokens, int begin, int rows,
-                                            int entry, int head, const uint64_t* live, uint32_t to,
-                                            uint32_t panel_bytes) {
-    constexpr int group_rows = MostRows < 32 ? MostRows : 32, groups = MostRows / group_rows, pass_rows = 4;
+// Who stands at the places of some rows of a tile, as a warp that copies them knows it: a lane has every 32nd.
+template <int MostRows>
+struct WarpTokens {
+    static constexpr int group_rows = MostRows < 32 ? MostRows : 32, groups = MostRows / group_rows;
     static_assert(MostRows % group_rows == 0 && group_rows % 8 == 0, "a panel's rows are swizzled by eights");
+    int of_group[groups];
+
+    WarpTokens() = default;
+    // Of `rows` rows from place `begin` on. Where there is no token, and where `live` has no bit, there is none.
+    __device__ __forceinline__ WarpTokens(const any::TileTokens& tokens, int begin, int rows, const uint64_t* live) {
+        int lane = int(threadIdx.x % 32);
+        ptx::make_here(lane);
+#pragma unroll  // all at once: each would wait for memory otherwise
+        for (int group = 0; group < groups; ++group) {
+            const int row = group_rows * group + lane, place = begin + row;
+            const bool is_alive = lane < group_rows && row < rows && (!live || live[place / 64] >> (place % 64) & 1);
+            of_group[group] = is_alive ? tokens.at(place) : no_token;
+        }
+    }
+};
+
+// `rows` rows of a tile by token, for one warp to begin: 8 lanes a row of a panel. Where there is no token, and beyond
+// the last column, zeros come. Other warps keep the scheduler busy, and a copier waits five cycles or more for each
+// instruction: so what changes from row to row is a token, and what is added to addresses as constants.
+template <int Panels, class Element, int MostRows>
+__device__ __forceinline__ void copy_tokens(const TileSource& from, WarpTokens<MostRows> tokens, int rows, int entry,
+                                            int head, uint32_t to, uint32_t panel_bytes) {
+    constexpr int group_rows = WarpTokens<MostRows>::group_rows, pass_rows = 4;
     int lane = int(threadIdx.x % 32);
     ptx::make_here(lane);
-    const int chunk = lane % 8;
-    const auto* const columns = any::row_of<Element>(from.view, entry, head, 0) + chunk_columns<Element> * chunk;
-    int of_group[groups];  // the token of the lane's row, of all groups first: each would wait for memory otherwise
-#pragma unroll
-    for (int group = 0; group < groups; ++group) {
-        const int row = group_rows * group + lane, place = begin + row;
-        const bool is_alive = lane < group_rows && row < rows && (!live || live[place / 64] >> (place % 64) & 1);
-        of_group[group] = is_alive ? tokens.at(place) : no_token;
-    }
+    const int first_row = lane / 8, chunk = lane % 8;
+    const int columns = from.columns - chunk_columns<Element> * chunk;  // from this lane's of the first panel on
+    const auto* const source = reinterpret_cast<const char*>(any::row_of<Element>(from.view, entry, head, 0)) + 16 * chunk;
+    const uint64_t row_bytes = uint64_t(from.view.row) * sizeof(Element);
+    uint32_t low = uint32_t(row_bytes), high = uint32_t(row_bytes >> 32);
+    ptx::make_here(low), ptx::make_here(high);  // else the compiler multiplies elements, and then by their size
+    uint32_t even = to + first_row * 128 + ((chunk ^ first_row) << 4);  // where rows 0 to 3 of eight begin
 #pragma unroll 1  // groups move up instead, so that their copies' code stands once
-    for (int row = 0; row < rows; row += group_rows) {
+    for (int row = 0; row < rows; row += group_rows, even += group_rows * 128) {
+        const uint32_t odd = even ^ 4 << 4;  // where rows 4 to 7 of eight begin, as the swizzle goes
 #pragma unroll
         for (int pass = 0; pass < group_rows; pass += pass_rows) {
-            const int of_pass = pass + lane / 8, token = __shfl_sync(~0u, of_group[0], of_pass);
-            const uint32_t at = to + (row + of_pass) * 128 + ((chunk ^ (of_pass & 7)) << 4);
-            const auto* const source = columns + int64_t(max(token, 0)) * from.view.row;
+            const int token = __shfl_sync(~0u, tokens.of_group[0], pass + first_row);
+            const uint32_t index = uint32_t(max(token, 0));
+            const char* const of_row = source + (uint64_t(index) * low + (uint64_t(index * high) << 32));
+            const uint32_t at = (pass & 4 ? odd : even) + pass * 128;
 #pragma unroll
             for (int panel = 0; panel < Panels; ++panel) {
-                const int first = line_columns<Element> * panel;
-                const bool is_there = token != no_token && first + chunk_columns<Element> * chunk < from.columns;
-                ptx::cp_async_16(at + panel * panel_bytes, is_there ? source + first : columns, is_there ? 16 : 0);
+                const bool is_there = token != no_token && line_columns<Element> * panel < columns;
+                ptx::cp_async_16(at + panel * panel_bytes, of_row + 128 * panel, is_there ? 16 : 0);
             }
         }
 #pragma unroll
-        for (int group = 1; group < groups; ++group) of_group[group - 1] = of_group[group];
+        for (int group = 1; group < WarpTokens<MostRows>::groups; ++group)
+            tokens.of_group[group - 1] = tokens.of_group[group];
     }
 }
 
@@ -154,8 +174,8 @@ __device__ __forceinline__ void load_rows(const TileSource& from, int tile, int 
     if (tile < from.axis.listed || live) {
         constexpr int rows = Rows / (tile_copiers / 32);  // of a warp
         const int first = rows * (int(threadIdx.x) % tile_copiers / 32);
-        copy_tokens<rows, Panels, Element>(from, any::tokens_of(from.axis, from.block, from.seq, tile), begin + first,
-                                           rows, entry, head, live, ptx::shared_address(to) + first * 128, Rows * 128);
+        const WarpTokens<rows> tokens(any::tokens_of(from.axis, from.block, from.seq, tile), begin + first, rows, live);
+        copy_tokens<Panels, Element>(from, tokens, rows, entry, head, ptx::shared_address(to) + first * 128, Rows * 128);
         ptx::cp_async_arrive(bar);
         if (threadIdx.x % tile_copiers == 0) ptx::mbarrier_arrive(bar);
         return;
