@@ -206,14 +206,15 @@ struct Operand {
     }
 };
 
-// d += a times the b of these two words.
+// d += a times the b of these two words; products with what is left of a number go to `rest`, which may be d. Each
+// instruction rounds what it adds to towards 0.
 template <Dtype D, bool Splits, int Count>
-__device__ __forceinline__ void add_product(float* d, const Operand<D, Splits, 4>& a, const Operand<D, Splits, Count>& b,
-                                            int first, int second) {
+__device__ __forceinline__ void add_product(float* d, float* rest, const Operand<D, Splits, 4>& a,
+                                            const Operand<D, Splits, Count>& b, int first, int second) {
     constexpr tile::MatrixTag<D> tag{};
     if constexpr (Splits) {
-        ptx::mma(d, a.rest, b.words[first], b.words[second], tag);
-        ptx::mma(d, a.words, b.rest[first], b.rest[second], tag);
+        ptx::mma(rest, a.rest, b.words[first], b.words[second], tag);
+        ptx::mma(rest, a.words, b.rest[first], b.rest[second], tag);
     }
     ptx::mma(d, a.words, b.words[first], b.words[second], tag);
 }
@@ -221,13 +222,14 @@ __device__ __forceinline__ void add_product(float* d, const Operand<D, Splits, 4
 // s[g][...] of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
 // times the step's, whose rows may lie further apart. A chunk of four float32 is loaded as one of eight 16-bit elements
 // is, and each thread then has what that product wants of it. Own rows that are rounded to TF32 are so already: they
-// meet every step. Scores of split operands are sums of three times an eighth as many terms as there are columns, each
-// rounded towards 0: at head_dim 128 they lose up to 48 times two units in the last place.
+// meet every step. Scores decide most of the error of split float32, and have sums of what is left of numbers beside
+// them: they are then rounded towards 0 once for eight columns, instead of three times.
 template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, int Groups, int Values>
 __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
     const int lane = threadIdx.x % 32;
     const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
     const uint32_t b_at = StepTile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    float rest[Groups][Splits ? Values : 8] = {};
 #pragma unroll
     for (int g = 0; g < Groups; ++g)
 #pragma unroll
@@ -245,11 +247,17 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
 #pragma unroll
             for (int g = 0; g < Groups; ++g) {
                 const Operand<D, Splits, 4> a(own_words[g], true);
-                add_product(&s[g][8 * n], a, b, 0, 1);
-                add_product(&s[g][8 * n + 4], a, b, 2, 3);
+                float* const rest_of = &rest[g][Splits ? 8 * n : 0];
+                add_product(&s[g][8 * n], rest_of, a, b, 0, 1);
+                add_product(&s[g][8 * n + 4], rest_of + 4, a, b, 2, 3);
             }
         }
     }
+    if constexpr (Splits)
+#pragma unroll
+        for (int g = 0; g < Groups; ++g)
+#pragma unroll
+            for (int i = 0; i < Values; ++i) s[g][i] += rest[g][i];
 }
 
 // sums += p . step, whose rows are tokens: p as multiply_rows leaves it, packed.
@@ -321,7 +329,8 @@ private:
             const Operand<Dtype::f32, Splits, 2> b({b0[e], b1[e]});
 #pragma unroll
             for (int g = 0; g < Groups; ++g)
-                add_product(&to[g][first + 4 * e], Operand<Dtype::f32, Splits, 4>(p[g][k]), b, 0, 1);
+                add_product(&to[g][first + 4 * e], &to[g][first + 4 * e], Operand<Dtype::f32, Splits, 4>(p[g][k]), b, 0,
+                            1);
         }
     }
 };

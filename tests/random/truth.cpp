@@ -252,15 +252,16 @@ private:
     double operand() const { return problem_.multiplies_float8 ? 0x1p-9 : any_operand(); }
 
     // Matrix units cut three units off float32 that is split, and a product leaves out that of both remainders, each of
-    // which is below 2^-10. Eight terms at a time are added, three times, and what is added to is cut: two units each.
+    // which is below 2^-10. Eight terms at a time are added, and what is added to is cut: two units each. Those of
+    // probabilities are added with what is left of them, three times, 64 in a sum.
     double any_operand() const { return problem_.splits_float32 ? 3 * 0x1p-24 + 0x1p-21 : type_.operand; }
     double product_roundings(int64_t terms) const {
-        const double cuts = problem_.splits_float32 ? 6 * std::ceil(double(terms) / 8) + 4 : 0;
+        const double cuts = problem_.splits_float32 ? 2 * std::ceil(double(terms) / 8) + 6 : 0;
         return std::max(roundings(terms), cuts);
     }
-    // A probability as an operand. Those of split float32 are multiplied 64 at a time.
+    // A probability as an operand.
     double weight() const {
-        return problem_.splits_float32 ? 2 * any_operand() + type_.sum * product_roundings(64) : type_.weight;
+        return problem_.splits_float32 ? 2 * any_operand() + type_.sum * (6 * 64 / 8 + 4) : type_.weight;
     }
 
     // Units of 16 bits take products and sums below the least normal float for zero.
