@@ -126,16 +126,26 @@ struct Join {
 };
 constexpr int32_t no_join = -1;  // in place of parts: of no row
 
-// Queue w is tasks [begin[w], begin[w+1]), run in this order by one worker; queues are longest first.
+// Tasks of keys may go over the queries in rounds, for sums of a round's queries alone to be kept: its tasks meet these
+// query rows and no others. skip and take count the blocks that a task's row has there.
+struct Round {
+    int32_t first_row, end_row;
+    int32_t first_queue, end_queue;
+    int32_t first_join, end_join;
+};
+
+// Queue w is tasks [begin[w], begin[w+1]), run in this order by one worker; those of a round are longest first.
 struct TasksView {
     const Task* tasks;
     const int32_t* begin;  // [queues + 1]
     int32_t queues;
     const Join* joins;
-    int32_t num_joins, num_parts, num_tasks;
+    int32_t num_joins, num_parts, num_tasks;  // num_parts: of a round, which leaves none to the next
     // Query heads of a group that share a tile, a power of two: each token of the tile has a row of every head, one
     // after the other. A task names the first of its heads.
     int32_t tile_heads = 1;
+    const Round* rounds = nullptr;
+    int32_t num_rounds = 0;  // 0: one, of all rows
 };
 
 }  // namespace spattn

@@ -2,6 +2,7 @@
 #include "plan/chooser.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "core/error.h"
@@ -345,22 +346,42 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
             return plan;
         }
         plan.schedule = schedule(plan, 0), plan.second_schedule = schedule(plan, 1);
+        if (kernel.goes_in_rounds && !calls_bring_lists() && !in_pieces_) go_in_rounds(plan);
     }
-    const LayoutView layout = plan.layout_view();
-    const TasksView tasks = view(plan.schedule), second_tasks = view(plan.second_schedule);
-    plan.workspace = kernel.workspace({problem_, layout, tasks, second_tasks,
-                                       plan.tokens ? view(*plan.tokens) : TokenListsView{}, options_.machine.lanes});
+    plan.workspace = workspace_of(plan, plan.schedule, options_.machine.lanes);
     if (has_call_layout(kernel, problem_))
-        plan.workspace += CallLayout(problem_, layout, tasks, second_tasks, kernel, nullptr).bytes;
+        plan.workspace += CallLayout(problem_, plan.layout_view(), view(plan.schedule), view(plan.second_schedule),
+                                     kernel, nullptr).bytes;
     return plan;
 }
 
+size_t Chooser::workspace_of(const PiecePlan& plan, const Schedule& schedule, int lanes) const {
+    return plan.kernel->workspace({problem_, plan.layout_view(), view(schedule), view(plan.second_schedule),
+                                   plan.tokens ? view(*plan.tokens) : TokenListsView{}, lanes});
+}
+
+// So many rounds that what is kept of one is no more than ample, or a thirty-second of all: queues are 32 (equal_shares
+// of the CPU), so that they keep one copy of dq at most. Sums of keys that go from round to round may take more than
+// rounds spare. Counted for one lane, for bits not to depend on lanes.
+void Chooser::go_in_rounds(PiecePlan& plan) const {
+    const AxisView queries = plan.layout_view().queries;
+    if (queries.listed > 0 && !queries.away) return;  // its first tiles add to queries of any round
+    const size_t bytes = workspace_of(plan, plan.schedule, 1), ample = std::max<size_t>(options_.ample_scratch, 1);
+    const size_t wanted = std::bit_ceil((bytes + ample - 1) / ample), rows = size_t(plan.layout->by_query.rows);
+    const size_t rounds = std::min<size_t>({wanted, 32, rows});
+    Schedule without_queries;
+    without_queries.rounds.emplace_back();
+    if (rounds < 2 || workspace_of(plan, without_queries, 1) > bytes / 8 * 7) return;
+    Schedule in_rounds = schedule(plan, 0, int32_t(rounds));
+    if (workspace_of(plan, in_rounds, 1) < bytes / 8 * 7) plan.schedule = std::move(in_rounds);
+}
+
 // How long rows are that a call's lists make, nobody knows yet: they stay whole.
-Schedule Chooser::schedule(const PiecePlan& plan, int32_t number) const {
+Schedule Chooser::schedule(const PiecePlan& plan, int32_t number, int32_t rounds) const {
     if (number >= plan.kernel->num_walks) return {};
     Walk walk = plan.kernel->walks[number];
     if (calls_bring_lists()) walk.policy.whole_rows = std::numeric_limits<int64_t>::max();
-    return make_schedule(problem_, plan.layout_view(), walk, options_.machine.lanes);
+    return make_schedule(problem_, plan.layout_view(), walk, options_.machine.lanes, rounds);
 }
 
 // Each call makes masks of its own from those of the known part.

@@ -79,7 +79,9 @@ private:
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
     const Lowered& counted(const Kernel& kernel, Order order);
-    Schedule schedule(const PiecePlan& plan, int32_t number) const;  // of a walk
+    Schedule schedule(const PiecePlan& plan, int32_t number, int32_t rounds = 1) const;  // of a walk
+    size_t workspace_of(const PiecePlan& plan, const Schedule& schedule, int lanes) const;
+    void go_in_rounds(PiecePlan& plan) const;
     void complete_gather(PiecePlan& plan);
     void complete_dispatched(PiecePlan& plan);
     void complete_cached(PiecePlan& plan);

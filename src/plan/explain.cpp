@@ -199,6 +199,7 @@ std::string describe_tasks(const char* name, const Schedule& s, const Machine& m
     const double parts = cache ? double(cache->join_of_part.size()) : s.num_parts;
     std::string split = rows == 0 ? "none split" : plural(rows, "row") + " split into " + plural(parts, "part");
     if (cache && cache->cuts_rows_for) split += ", long ones by their lengths";
+    if (!s.rounds.empty()) split += ", " + plural(double(s.rounds.size()), "round") + " of query rows";
     return line(name, grouped(tasks) + " in " + plural(queues, "queue") + ", " + split + "; " +
                                decimal(double(queues) / machine.lanes, 1) + " waves");
 }

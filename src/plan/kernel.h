@@ -218,6 +218,7 @@ struct Kernel {
     bool shares_lists = false;  // the heads of a group must see the same keys
     // Bytes that pieces of a pass hand on, the same for all rows of a dtype; null: runs whole patterns only.
     size_t (*carries)(const Problem&) = nullptr;
+    bool goes_in_rounds = false;  // backward by key: takes tasks in rounds (layout/view.h)
     int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype
     const DispatchSteps* dispatch = nullptr;  // brings queries to blocks that they list; null: cannot
     const char* assumes = nullptr;  // of a call's operands, and what it does without: the plan cannot know, and says so

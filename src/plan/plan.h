@@ -21,6 +21,7 @@ struct Schedule {
     std::vector<Task> tasks;
     std::vector<int32_t> begin;  // [queues + 1]
     std::vector<Join> joins;
+    std::vector<Round> rounds;   // none where there is only one
     int32_t num_parts = 0, tile_heads = 1;
 };
 
@@ -30,6 +31,7 @@ void each_array(const Schedule& schedule, TasksView& view, Visit&& visit) {
     visit(schedule.tasks, view.tasks);
     visit(schedule.begin, view.begin);
     visit(schedule.joins, view.joins);
+    visit(schedule.rounds, view.rounds);
 }
 TasksView shape_of(const Schedule& schedule);
 TasksView view(const Schedule& schedule);
@@ -37,8 +39,10 @@ TasksView view(const Schedule& schedule);
 // A task a block of the owning axis and head, longest first; rows far longer than the rest are split. Or, in equal
 // shares: the blocks of a head, row after row, are cut into queues of equal work; a row that a cut crosses is joined.
 // `lanes`, those of the machine, count only for policies that do not name their workers. Where keys own the tasks, a
-// head is one of heads_kv, and the lists of its group follow each other.
-Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes);
+// head is one of heads_kv, and the lists of its group follow each other; equal shares of them may be cut for each of some
+// rounds (layout/view.h). A row has a task in the rounds in which it has blocks, and one that has none in the first.
+Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes,
+                       int32_t rounds = 1);
 
 // A row that was looked at, with its blocks in an order, and what became of it.
 struct Candidate {
@@ -92,6 +96,7 @@ struct PlanOptions {
     bool backward = false;
     bool reference = false;
     bool lists_alone = false;     // without rows that read a layout: how many keys there are, each call says
+    size_t ample_scratch = size_t(256) << 20;  // bytes of a CPU backward's; beyond, it goes over queries in rounds
     Machine machine;
 };
 

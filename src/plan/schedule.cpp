@@ -3,6 +3,7 @@
 // on any.
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -17,6 +18,7 @@ TasksView shape_of(const Schedule& schedule) {
     v.queues = schedule.begin.empty() ? 0 : int32_t(schedule.begin.size()) - 1;
     v.num_joins = int32_t(schedule.joins.size());
     v.num_parts = schedule.num_parts;
+    v.num_rounds = int32_t(schedule.rounds.size());
     v.num_tasks = int32_t(schedule.tasks.size());
     v.tile_heads = schedule.tile_heads;
     return v;
@@ -41,8 +43,13 @@ constexpr int64_t most_places = 1024;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Blocks of each list, [head_kinds * rows].
-std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds) {
+// Rows [first, end) of the axis that does not own the tasks.
+struct Across {
+    int32_t first = 0, end = std::numeric_limits<int32_t>::max();
+};
+
+// Blocks of each list that lie there, [head_kinds * rows].
+std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds, const Across& across) {
     std::vector<int32_t> lengths(size_t(head_kinds) * lists.rows);
     for (size_t i = 0; i < lengths.size(); ++i) {
         const Slice slice = lists.slices[i];
@@ -50,7 +57,10 @@ std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds) {
             lengths[i] = lengths[i - 1];
             continue;
         }
-        for (int32_t r = slice.begin; r < slice.end; ++r) lengths[i] += lists.runs[r].count;
+        for (int32_t r = slice.begin; r < slice.end; ++r) {
+            const Run& run = lists.runs[r];
+            lengths[i] += std::max(std::min(run.first + run.count, across.end) - std::max(run.first, across.first), 0);
+        }
     }
     return lengths;
 }
@@ -213,14 +223,16 @@ int32_t row_in_turn(const AxisView& queries, int32_t at) {
 // How many heads own tasks, and how many blocks each of their rows has.
 class Work {
 public:
-    Work(const Problem& problem, const LayoutView& layout, const Walk& walk)
+    Work(const Problem& problem, const LayoutView& layout, const Walk& walk, const Across& across = {})
         : layout_(layout),
           lists_(walk.owner == Owner::keys ? layout.by_key : layout.by_query),
           members_(walk.owner == Owner::keys ? int32_t(problem.group()) : walk.tile_heads),
           counted_(walk.owner == Owner::keys ? members_ : 1),
           heads_(int32_t(problem.batch * problem.heads_q) / members_),
-          lengths_(measure_lists(lists_, layout.head_kinds)),
-          of_row_(size_t(lists_.rows)) {}
+          is_first_(across.first == 0),
+          lengths_(measure_lists(lists_, layout.head_kinds, across)) {
+        if (across.end != Across().end) everywhere_ = measure_lists(lists_, layout.head_kinds, {});
+    }
 
     int32_t heads() const { return heads_; }
     int32_t rows() const { return lists_.rows; }
@@ -234,13 +246,14 @@ public:
         return std::equal(kinds, kinds + members_, kinds - members_);
     }
 
-    // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. Valid until the next.
+    // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. no_task: the row has
+    // blocks in other rounds, or nowhere and this is not the first. Valid until the next.
     const std::vector<int64_t>& of(int32_t head) {
-        std::fill(of_row_.begin(), of_row_.end(), 0);
-        for (int32_t member = head * members_; member < head * members_ + counted_; ++member) {
-            const int32_t* of_kind = &lengths_[size_t(layout_.kind_of_head[member]) * size_t(rows())];
-            for (int32_t row = 0; row < rows(); ++row) of_row_[size_t(row)] += of_kind[row];
-        }
+        sum_members(lengths_, head, of_row_);
+        if (everywhere_.empty()) return of_row_;
+        sum_members(everywhere_, head, of_row_everywhere_);
+        for (size_t row = 0; row < of_row_.size(); ++row)
+            if (of_row_[row] == 0 && (!is_first_ || of_row_everywhere_[row] > 0)) of_row_[row] = no_task;
         return of_row_;
     }
 
@@ -253,14 +266,26 @@ public:
         return sum * counted_ / members_;
     }
 
+    static constexpr int64_t no_task = -1;
+
 private:
+    void sum_members(const std::vector<int32_t>& lengths, int32_t head, std::vector<int64_t>& sums) const {
+        sums.assign(size_t(rows()), 0);
+        for (int32_t member = head * members_; member < head * members_ + counted_; ++member) {
+            const int32_t* of_kind = &lengths[size_t(layout_.kind_of_head[member]) * size_t(rows())];
+            for (int32_t row = 0; row < rows(); ++row) sums[size_t(row)] += of_kind[row];
+        }
+    }
+
     const LayoutView& layout_;
     const ListsView& lists_;
     // Query heads of a head that owns tasks; those of them whose blocks add up, for heads that share a tile share its
     // blocks, too; heads that own tasks.
     const int32_t members_, counted_, heads_;
+    const bool is_first_;  // of the rounds
     const std::vector<int32_t> lengths_;
-    std::vector<int64_t> of_row_;
+    std::vector<int32_t> everywhere_;  // where there are several rounds
+    std::vector<int64_t> of_row_, of_row_everywhere_;
 };
 
 // `cut` collects the tasks of one head, whose rows have so many blocks.
@@ -331,8 +356,9 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
 // One head: its rows, one after the other, in queues of equal work.
 void share_rows(const std::vector<int64_t>& lengths, int64_t queues, int64_t whole_rows, Scheduler& scheduler) {
     int64_t total = 0, done = 0, queue = 0;
-    for (int64_t length : lengths) total += length;
+    for (int64_t length : lengths) total += std::max<int64_t>(length, 0);
     for (size_t row = 0; row < lengths.size(); ++row) {
+        if (lengths[row] == Work::no_task) continue;
         int64_t skip = 0;
         size_t parts = 0;
         do {
@@ -361,13 +387,39 @@ Schedule schedule_shares(Work& work, const SchedulePolicy& policy, int64_t worke
     });
 }
 
+// Tasks of one round more.
+void append(const Schedule& round, const Across& across, Schedule& all) {
+    const TasksView before = shape_of(all), added = shape_of(round);
+    all.rounds.push_back({across.first, across.end, before.queues, before.queues + added.queues, before.num_joins,
+                          before.num_joins + added.num_joins});
+    if (all.begin.empty()) all.begin.push_back(0);
+    for (int32_t w = 0; w < added.queues; ++w) all.begin.push_back(before.num_tasks + round.begin[size_t(w) + 1]);
+    all.tasks.insert(all.tasks.end(), round.tasks.begin(), round.tasks.end());
+    all.joins.insert(all.joins.end(), round.joins.begin(), round.joins.end());
+    all.num_parts = std::max(all.num_parts, round.num_parts);
+}
+
+Schedule schedule_rounds(const Problem& problem, const LayoutView& layout, const Walk& walk, int64_t workers,
+                         int32_t rounds) {
+    const int64_t rows = (walk.owner == Owner::keys ? layout.by_query : layout.by_key).rows;
+    Schedule all;
+    for (int64_t round = 0; round < rounds; ++round) {
+        const Across across{int32_t(rows * round / rounds), int32_t(rows * (round + 1) / rounds)};
+        Work work(problem, layout, walk, across);
+        append(schedule_shares(work, walk.policy, workers), across, all);
+    }
+    return all;
+}
+
 }  // namespace
 
-Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes) {
-    Work work(problem, layout, walk);
+Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes,
+                       int32_t rounds) {
     SchedulePolicy policy = walk.policy;
     policy.longest_task = int64_t(policy.longest_for(problem.batch * problem.heads_q * problem.seq_q));
     const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
+    if (rounds > 1) return schedule_rounds(problem, layout, walk, workers, rounds);
+    Work work(problem, layout, walk);
     Schedule schedule =
         policy.equal_shares
             ? schedule_shares(work, policy, workers)

@@ -151,13 +151,12 @@ constexpr Dtype dtype_of<Bf16> = Dtype::bf16;
 }  // namespace
 
 template <class T>
-Attention<T>::Attention(const Case& c, const Rows& rows, int threads, const Layouts& layouts)
+Attention<T>::Attention(const Case& c, const Rows& rows, int threads, const Layouts& layouts, PlanOptions options)
     : case_(c),
       pattern_(parse_pattern(c.pattern)),
       known_(pattern_->known_part()),
       problem_(problem_of(c, dtype_of<T>)),
       threads_(make_thread_pool(threads)) {
-    PlanOptions options;
     options.backward = true;
     options.reference = rows.forward.family == Family::reference;
     options.machine = this_machine(threads);
@@ -248,12 +247,13 @@ template class Attention<F16>;
 template class Attention<Bf16>;
 template class Attention<double>;
 
-Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads, const Layouts& layouts) {
+Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads, const Layouts& layouts,
+                 const PlanOptions& options) {
     switch (rows.forward.dtype) {
-        case Dtype::f32: return Attention<float>(c, rows, threads, layouts).run(in);
-        case Dtype::f16: return Attention<F16>(c, rows, threads, layouts).run(in);
-        case Dtype::f64: return Attention<double>(c, rows, threads, layouts).run(in);
-        case Dtype::bf16: return Attention<Bf16>(c, rows, threads, layouts).run(in);
+        case Dtype::f32: return Attention<float>(c, rows, threads, layouts, options).run(in);
+        case Dtype::f16: return Attention<F16>(c, rows, threads, layouts, options).run(in);
+        case Dtype::f64: return Attention<double>(c, rows, threads, layouts, options).run(in);
+        case Dtype::bf16: return Attention<Bf16>(c, rows, threads, layouts, options).run(in);
     }
     std::abort();
 }

@@ -97,7 +97,7 @@ bool same_bits(const Values& a, const Values& b);
 template <class T>
 class Attention {
 public:
-    Attention(const Case& c, const Rows& rows, int threads, const Layouts& layouts = {});
+    Attention(const Case& c, const Rows& rows, int threads, const Layouts& layouts = {}, PlanOptions options = {});
 
     const CompiledPlan& plan() const { return plan_; }
 
@@ -117,7 +117,8 @@ private:
     CompiledPlan plan_;
 };
 
-Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads, const Layouts& layouts = {});
+Results run_rows(const Case& c, const Rows& rows, const Inputs& in, int threads, const Layouts& layouts = {},
+                 const PlanOptions& options = {});
 
 const Backend& cpu_backend();
 

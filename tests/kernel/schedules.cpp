@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // How work is cut changes no result: equal bits for any number of threads, on rows that are split and joined.
-#include "attention.h"
+#include <map>
+
+#include "bounds.h"
 
 using namespace attention;
 
@@ -65,6 +67,65 @@ TEST(splits_and_cuts_happen) {
         CHECK(!wide.plan().forward.pieces.at(0).schedule.joins.empty());
         const Attention<float> tall({"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4}, rows, 2);
         CHECK(!tall.plan().backward.pieces.at(0).schedule.joins.empty());
+    }
+}
+
+// Where scratch is dear, backward goes over the queries in rounds, and columns hand their sums from one to the next.
+TEST(rounds_keep_to_the_truth_and_to_their_bits) {
+    const Case cases[] = {
+        {"causal", 1, 4, 2, 300, 300, 20, 20},
+        {"window(40,0)", 2, 2, 1, 400, 400, 8, 8},
+        {"sink(1) | window(3,0)", 1, 2, 1, 500, 500, 8, 8},
+        {"causal & dilated(40,0,4)", 1, 2, 1, 400, 400, 8, 8},
+        {"per_head([0,1,0,1], causal, window(9,9))", 2, 4, 2, 230, 230, 16, 16},
+        {"causal", 2, 4, 2, 300, 300, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 10., true},
+        {"causal", 1, 4, 1, 300, 300, 24, 16, Axes::bshd, own_scale, aligned_end, true, true},
+    };
+    PlanOptions thrifty;
+    thrifty.ample_scratch = 0;
+    const auto has_rounds = [&](auto element, const Case& c, const Rows& rows) {
+        const Attention<decltype(element)> attention(c, rows, 1, {}, thrifty);
+        return attention.plan().backward.pieces.at(0).schedule.rounds.size() > 1;
+    };
+    int in_rounds = 0;
+    for (const Case& c : cases) {
+        std::map<Dtype, Results> truth;
+        for (const Rows& rows : cpu_rows(false)) {
+            const Dtype dtype = rows.forward.dtype;
+            if (!is_tested(rows) || !takes(rows, c) || rows.backward.family != Family::block) continue;
+            check::context = text(rows.backward.name, " ", describe(c));
+            Inputs in = make_inputs(c, dtype, seed);
+            const Results got = run_rows(c, rows, in, 1, {}, thrifty);
+            CHECK(same(got, run_rows(c, rows, in, 7, {}, thrifty)));
+            if (!truth.count(dtype)) truth[dtype] = run_rows(c, reference_rows(Dtype::f64), in, 2);
+            check_results(c, rows, got, truth[dtype]);
+            in_rounds += dtype == Dtype::f32    ? has_rounds(float(), c, rows)
+                         : dtype == Dtype::bf16 ? has_rounds(Bf16(), c, rows)
+                                                : 0;
+
+            for (Values* x : {&in.q, &in.k, &in.v, &in.dout}) (*x)[x->size() / 3] = not_a_number;
+            const Results spoiled = run_rows(c, rows, in, 2, {}, thrifty), whole = run_rows(c, rows, in, 2);
+            CHECK(same_specials(spoiled.dq, whole.dq) && same_specials(spoiled.dk, whole.dk) &&
+                  same_specials(spoiled.dv, whole.dv));
+        }
+    }
+    check::context.clear();
+    CHECK(in_rounds > 40);
+}
+
+// A few floats a query and head, sums of dk and dv where these have 16 bits, and a quarter of dq: no copies of it.
+TEST(long_contexts_take_no_copy_of_dq) {
+    constexpr int64_t seq = 131072, dim = 128, heads = 32, heads_kv = 8, row_bytes = dim * int64_t(sizeof(float));
+    const Case c{"causal", 1, heads, heads_kv, seq, seq, dim, dim};
+    const auto check = [&](const CompiledPlan& plan, int64_t handed_on) {
+        CHECK(int64_t(plan.backward.workspace) < heads * seq * (16 + row_bytes / 4) + handed_on);
+    };
+    for (const Rows& rows : cpu_rows(false)) {
+        if (!is_tested(rows) || !takes(rows, c) || rows.backward.family != Family::block) continue;
+        check::context = rows.backward.name;
+        if (rows.forward.dtype == Dtype::f32) check(Attention<float>(c, rows, 2).plan(), 0);
+        if (rows.forward.dtype == Dtype::bf16)
+            check(Attention<Bf16>(c, rows, 2).plan(), heads_kv * seq * 2 * row_bytes);
     }
 }
 

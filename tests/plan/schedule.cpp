@@ -205,6 +205,67 @@ TEST(many_queues_stay_with_their_head) {
     CHECK(changes < 40);
 }
 
+// A round's tasks are the blocks of its query rows, each once; rows without blocks are written in the first.
+TEST(rounds_share_out_each_block_once) {
+    Extent e{1, 4, 1500, 1400, -100};
+    for (const char* written : {"causal", "window(200,0)", "bigbird(64,1,0,2,3)", "sink(3) | window(70,0)"}) {
+        const Layout built = build_layout(*parse_pattern(written), e, 16, 16);
+        const LayoutView layout = view(built);
+        const Problem p = problem_of(e, 2);
+        for (const int32_t rounds : {2, 3, 8}) {
+            check::context = text(written, " in ", rounds);
+            const Schedule s = make_schedule(p, layout, walk_of(Pass::backward), 8, rounds);
+            const TasksView tasks = view(s);
+            CHECK_EQ(tasks.num_rounds, rounds);
+            int64_t blocks = 0, rows = 0;
+            int32_t at = 0, queue = 0, join = 0;
+            for (const Round& round : s.rounds) {
+                CHECK(round.first_row == at && round.first_queue == queue && round.first_join == join);
+                at = round.end_row, queue = round.end_queue, join = round.end_join;
+                std::map<std::pair<int32_t, int32_t>, std::map<int32_t, int32_t>> parts;  // by skip
+                int64_t longest = 0, shortest = INT64_MAX;
+                for (int32_t w = round.first_queue; w < round.end_queue; ++w) {
+                    int64_t weight = 0;
+                    for (int32_t t = tasks.begin[w]; t < tasks.begin[w + 1]; ++t) {
+                        const Task& task = tasks.tasks[t];
+                        const std::pair place{task.head, task.row};
+                        CHECK(parts[place].emplace(task.skip, task.take).second);
+                        CHECK(task.part < s.num_parts);
+                        weight += task.take;
+                    }
+                    longest = std::max(longest, weight), shortest = std::min(shortest, weight);
+                }
+                CHECK(longest <= shortest + 1);
+                for (const auto& [place, of_row] : parts) {
+                    int64_t count = 0, there = 0;
+                    for (const auto& [skip, take] : of_row) CHECK_EQ(skip, count), count += take;
+                    for (int32_t head = place.first * 2; head < place.first * 2 + 2; ++head) {
+                        const Slice slice = layout.by_key.slices[layout.kind_of_head[head] * layout.by_key.rows +
+                                                                 place.second];
+                        for (int32_t r = slice.begin; r < slice.end; ++r)
+                            for (int32_t i = 0; i < layout.by_key.runs[r].count; ++i) {
+                                const int32_t row = layout.by_key.runs[r].first + i;
+                                there += row >= round.first_row && row < round.end_row;
+                            }
+                    }
+                    CHECK_EQ(count, there);
+                    CHECK(count > 0 || (round.first_row == 0 &&
+                                        row_length(p, layout, Pass::backward, place.first, place.second) == 0));
+                    blocks += count, rows += count == 0;
+                }
+            }
+            int64_t all = 0, without = 0;
+            for (int32_t head = 0; head < 2; ++head)
+                for (int32_t row = 0; row < layout.by_key.rows; ++row) {
+                    const int64_t length = row_length(p, layout, Pass::backward, head, row);
+                    all += length, without += length == 0;
+                }
+            CHECK(blocks == all && rows == without);
+            CHECK(at == layout.by_query.rows && queue == tasks.queues && join == tasks.num_joins);
+        }
+    }
+}
+
 TEST(queues_by_key_are_equal) {
     Extent e{1, 2, 8192, 8192, 0};
     const Layout layout = build_layout(*make_causal(), e, 64, 64);

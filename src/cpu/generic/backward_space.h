@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The backward workspace: row statistics, a dQ buffer a queue, parts of dK and dV, scratch of lanes.
+//
+// Queues that reach the same queries have a buffer each, many times dQ for long contexts and few kv heads. There the
+// schedule goes over the queries in rounds: buffers are those of one round, and sums of dK and dV go from round to round
+// in float32, in the gradients themselves where these are float32. A column's are in memory only between the first and
+// the last round that it has blocks in.
 #pragma once
 
 #include "cpu/generic/walk.h"
@@ -33,7 +38,7 @@ struct TileSet {
 constexpr int64_t words_of(int64_t tiles) { return (tiles + 63) / 64; }
 
 // Sums that pieces hand on, by tokens; delta where the problem has sinks; and in double what block_backward_f64.h makes
-// of lse. The same for every arch.
+// of lse. The same for every arch. dk and dv are also what rounds hand on.
 struct Carried {
     TensorView dq, dk, dv, delta, minus_lse;
 };
@@ -50,7 +55,13 @@ inline Carried carve_carried(Carver& carver, const Problem& p) {
             carve_rows(carver, p, p.heads_q, p.seq_q, sizeof(Real) == sizeof(double) ? 1 : 0)};
 }
 
+// Whether sums begin with those of pieces and rounds before, and whether others come after.
+struct Between {
+    bool has_before, has_after;
+};
+
 struct BackwardSpace {
+    Round round;              // at hand
     int64_t heads, rows;      // batch * heads_q; own tiles of queries
     Real *delta, *minus_lse;  // [heads][rows * bq], by own places; the latter in units of log2
     uint64_t* not_finite;     // [heads][rows] bit i: q or dout of query i of the own tile may not be finite
@@ -58,15 +69,23 @@ struct BackwardSpace {
     QueueSpace* queues;
     uint64_t* reached;        // [queues][words of rows] own tiles that a queue reaches in some head of its group,
     int32_t* ranks;           // and how many of them lie before each word
-    int32_t* first_queue;     // [batch * heads_kv]
+    int32_t* first_queues;    // [rounds][batch * heads_kv]
+    const int32_t* first_queue;  // those of the round
     Real* dq;                 // [blocks][bq][columns]
     Real dq_factor = 1;       // what their sums are multiplied by
     uint8_t* touched;         // [blocks]
-    Carried carried;          // read and written where the pass has several pieces
+    Carried carried;          // read and written where the pass has several pieces, or rounds
     Real* parts;              // [num_parts][part_floats]
     int64_t part_floats;
     Real* scratch;
     int64_t lane_floats;
+
+    // Own tiles of the round.
+    int64_t tiles() const { return (round.end_row < rows ? round.end_row : rows) - round.first_row; }
+    void begin_round(const Problem& p, const LayoutView& layout, const TasksView& tasks, int32_t i) {
+        round = round_at(tasks, layout.by_query.rows, i);
+        first_queue = first_queues + i * p.batch * p.heads_kv;
+    }
 };
 
 struct BackwardScratch {
@@ -120,40 +139,55 @@ inline void cover_own(const LayoutView& layout, int32_t first, int32_t end, int3
     if (first < end) tiles.cover(first - repeats, end - repeats);
 }
 
-// The tiles that a queue reaches in any head of its group.
-inline void reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t w, TileSet tiles) {
+// The tiles that a queue of a round reaches in any head of its group.
+inline void reach(const Problem& p, const LayoutView& layout, const TasksView& tasks, const Round& round, int64_t w,
+                  TileSet tiles) {
     const int64_t group = p.heads_q / p.heads_kv;
     __builtin_memset(tiles.words, 0, size_t(words_of(tiles.count)) * sizeof(uint64_t));
     int32_t last = -1;
     for (int32_t i = tasks.begin[w]; i < tasks.begin[w + 1]; ++i) {
         const Task& t = tasks.tasks[i];
-        int64_t skip = t.skip, take = t.take;
+        int32_t skip = t.skip, take = t.take;
         for (int64_t g = 0; g < group; ++g) {
             const Slice slice = slice_of(layout.by_key, layout.kind_of_head[t.head * group + g], t.row);
-            for (int32_t r = slice.begin; r < slice.end && take > 0; ++r) {
-                const Run& run = layout.by_key.runs[r];
-                const int64_t skipped = skip < run.count ? skip : run.count, left = run.count - skipped;
-                const int64_t taken = left < take ? left : take;
-                skip -= skipped, take -= taken;
-                if (taken == 0) continue;
-                cover_own(layout, int32_t(run.first + skipped), int32_t(run.first + skipped + taken), last, tiles);
+            for (Walk left = walk_round(layout.by_key, slice, round, skip, take); left.take > 0; ++left.run) {
+                const Run& run = *left.run;
+                const int32_t skipped = left.skip < run.count ? left.skip : run.count, more = run.count - skipped;
+                const int32_t taken = more < left.take ? more : left.take;
+                left.skip -= skipped, left.take -= taken;
+                if (taken > 0) cover_own(layout, run.first + skipped, run.first + skipped + taken, last, tiles);
             }
         }
     }
 }
 
-// How many buffers all queues have. There is no workspace yet: tiles are counted so many at a time.
+// How many buffers the queues of a round have at most. There is no workspace yet: tiles are counted so many at a time.
 inline int64_t dq_blocks(const Problem& p, const LayoutView& layout, const TasksView& tasks, int64_t rows) {
     constexpr int64_t most = 1 << 15;
     uint64_t words[most / 64];
-    int64_t tiles = 0;
-    for (int32_t w = 0; w < tasks.queues; ++w)
-        for (int64_t first = 0; first < rows; first += most) {
-            const TileSet some{words, first, rows - first < most ? rows - first : most};
-            reach(p, layout, tasks, w, some);
-            for (int64_t i = 0; i < words_of(some.count); ++i) tiles += __builtin_popcountll(words[i]);
-        }
-    return tiles * (p.heads_q / p.heads_kv);
+    int64_t most_tiles = 0;
+    for (int32_t i = 0; i < rounds_of(tasks); ++i) {
+        const Round round = round_at(tasks, layout.by_query.rows, i);
+        const int64_t end = round.end_row < rows ? round.end_row : rows;
+        int64_t tiles = 0;
+        for (int32_t w = round.first_queue; w < round.end_queue; ++w)
+            for (int64_t first = round.first_row; first < end; first += most) {
+                const TileSet some{words, first, end - first < most ? end - first : most};
+                reach(p, layout, tasks, round, w, some);
+                for (int64_t word = 0; word < words_of(some.count); ++word)
+                    tiles += __builtin_popcountll(words[word]);
+            }
+        if (tiles > most_tiles) most_tiles = tiles;
+    }
+    return most_tiles * (p.heads_q / p.heads_kv);
+}
+
+// What rounds hand on. Gradients of the type of sums hold them in place; of values that are columns of keys there is none.
+inline void carve_rounds(Carver& carver, const Problem& p, const TasksView& tasks, Carried& carried) {
+    if (tasks.num_rounds == 0) return;
+    const bool is_in_place = p.dtype == (sizeof(Real) == sizeof(double) ? Dtype::f64 : Dtype::f32);
+    if (!is_in_place) carried.dk = carve_rows(carver, p, p.heads_kv, p.seq_k, p.head_dim);
+    if (!is_in_place || p.value_in_key) carried.dv = carve_rows(carver, p, p.heads_kv, p.seq_k, p.head_dim_v);
 }
 
 template <int bq, int bk>
@@ -162,7 +196,7 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     const int64_t columns = round_up(p.head_dim, lanes), columns_v = round_up(p.head_dim_v, lanes);
     Carver lane{0};
     carve_backward_lane<bq, bk>(lane, p);
-    BackwardSpace space;
+    BackwardSpace space{};
     space.heads = p.batch * p.heads_q;
     space.rows = layout.by_query.rows - repeating(layout.queries);
     const int64_t words = words_of(space.rows);
@@ -173,11 +207,12 @@ inline BackwardSpace carve_backward(Carver& carver, const Problem& p, const Layo
     space.queues = carver.take<QueueSpace>(tasks.queues);
     space.reached = carver.take<uint64_t>(tasks.queues * words);
     space.ranks = carver.take<int32_t>(tasks.queues * words);
-    space.first_queue = carver.take<int32_t>(p.batch * p.heads_kv);
+    space.first_queues = carver.take<int32_t>(rounds_of(tasks) * p.batch * p.heads_kv);
     space.part_floats = bk * (columns + columns_v);
     space.parts = carver.take<Real>(tasks.num_parts * space.part_floats);
     space.lane_floats = int64_t(lane.used / sizeof(Real));
     space.scratch = carver.take<Real>(space.lane_floats * num_lanes);
+    carve_rounds(carver, p, tasks, space.carried);
     return space;
 }
 
@@ -217,7 +252,9 @@ inline void find_reached(const BackwardSpace& space, const Problem& p, const Lay
                          int64_t w) {
     const int64_t words = words_of(space.rows);
     uint64_t* reached = space.reached + w * words;
-    reach(p, layout, tasks, w, {reached, 0, space.rows});
+    int32_t i = 0;
+    while (w >= round_at(tasks, layout.by_query.rows, i).end_queue) ++i;
+    reach(p, layout, tasks, round_at(tasks, layout.by_query.rows, i), w, {reached, 0, space.rows});
     int32_t tiles = 0;
     for (int64_t i = 0; i < words; ++i) {
         space.ranks[w * words + i] = tiles;
@@ -233,22 +270,29 @@ inline int64_t place_of(const BackwardSpace& space, int64_t w, int64_t tile) {
     return word & bit ? space.ranks[at] + __builtin_popcountll(word & (bit - 1)) : -1;
 }
 
-// Fills the rest of queues, and first_queue; returns how many buffers the queues have. Queues are chained from the last
-// to the first, so that a chain runs upwards.
-inline int64_t place_queues(const BackwardSpace& space, const Problem& p, const TasksView& tasks) {
-    int64_t block = 0;
-    for (int32_t w = 0; w < tasks.queues; ++w) {
-        space.queues[w].block = block;
-        block += space.queues[w].tiles * (p.heads_q / p.heads_kv);
+// Fills the rest of queues, and first_queues; returns how many buffers the queues of a round have at most. Queues are
+// chained from the last to the first, so that a chain runs upwards.
+inline int64_t place_queues(const BackwardSpace& space, const Problem& p, const LayoutView& layout,
+                            const TasksView& tasks) {
+    int64_t most = 0;
+    for (int32_t i = 0; i < rounds_of(tasks); ++i) {
+        const Round round = round_at(tasks, layout.by_query.rows, i);
+        int64_t block = 0;
+        for (int32_t w = round.first_queue; w < round.end_queue; ++w) {
+            space.queues[w].block = block;
+            block += space.queues[w].tiles * (p.heads_q / p.heads_kv);
+        }
+        if (block > most) most = block;
+        int32_t* const first_queue = space.first_queues + i * p.batch * p.heads_kv;
+        for (int64_t head = 0; head < p.batch * p.heads_kv; ++head) first_queue[head] = -1;
+        for (int32_t w = round.end_queue - 1; w >= round.first_queue; --w) {
+            if (tasks.begin[w] == tasks.begin[w + 1]) continue;
+            int32_t& first = first_queue[tasks.tasks[tasks.begin[w]].head];
+            space.queues[w].next = first;
+            first = w;
+        }
     }
-    for (int64_t head = 0; head < p.batch * p.heads_kv; ++head) space.first_queue[head] = -1;
-    for (int32_t w = tasks.queues - 1; w >= 0; --w) {
-        if (tasks.begin[w] == tasks.begin[w + 1]) continue;
-        int32_t& first = space.first_queue[tasks.tasks[tasks.begin[w]].head];
-        space.queues[w].next = first;
-        first = w;
-    }
-    return block;
+    return most;
 }
 
 }  // namespace

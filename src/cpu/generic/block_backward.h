@@ -14,6 +14,8 @@
 // same dQ, and sums by atomics would depend on timing. The third adds these buffers up, tile by tile and always in the
 // sequence of the queues, and joins the parts of columns that were cut.
 //
+// The last two are repeated where the schedule has rounds (backward_space.h), each of which completes dQ of its queries.
+//
 // A queue has buffers only for the tiles that it reaches: with a window, all queues together have hardly more than dQ.
 // A layout may list a query in a second tile (hot queries in a tile of their own). delta, lse and dQ of a query lie in
 // its own tile alone, the one that owns it, and a second tile reads and adds its rows there one by one.
@@ -117,7 +119,7 @@ struct BackwardLane {
             last = next, is_waiting = true;
         });
         if (is_waiting) visit(last, {}, at);
-        t.part == whole_row ? finish(at) : keep(t.part);
+        t.part == whole_row ? finish(at, t.head, t.row) : keep(t.part);
     }
 
     // dk and dv are where rows are staged until sums begin.
@@ -145,9 +147,8 @@ struct BackwardLane {
         for (int64_t g = 0; g < group && take > 0; ++g) {
             const int64_t head = t.head * group + g;
             const ListsView& lists = args.layout.by_key;
-            Walk w = walk(lists, slice_of(lists, args.layout.kind_of_head[head], t.row), skip, take);
+            Walk w = walk_round(lists, slice_of(lists, args.layout.kind_of_head[head], t.row), space.round, skip, take);
             while (w.next()) visit(head, g, w.block, w.mask);
-            skip = w.skip, take = w.take;
         }
     }
 
@@ -381,10 +382,11 @@ struct BackwardLane {
 
     static void zero(Real* x, int64_t count) { __builtin_memset(x, 0, size_t(count) * sizeof(Real)); }
 
-    void finish(const Place& at) {
-        sum_pieces(space.carried.dk, at, int(p.head_dim), lane.dk, columns);
-        sum_pieces(space.carried.dv, at, int(p.head_dim_v), lane.dv, columns_v);
-        if (!args.piece.is_last) return;
+    void finish(const Place& at, int32_t head, int32_t row) {
+        const Between between = around_column(head, row);
+        sum_pieces(space.carried.dk, between, at, int(p.head_dim), lane.dk, columns);
+        sum_pieces(space.carried.dv, between, at, int(p.head_dim_v), lane.dv, columns_v);
+        if (between.has_after) return;
         if (p.value_in_key) return finish_sum(at);
         store_rows(elements, lane.dk, columns, Real(p.scale), int(p.head_dim), args.dk, at);
         store_rows(elements, lane.dv, columns_v, 1.f, int(p.head_dim_v), args.dv, at);
@@ -401,14 +403,33 @@ struct BackwardLane {
         store_rows(elements, lane.dk, columns, 1.f, int(p.head_dim), args.dk, at);
     }
 
-    // Adds what the pieces before left of these rows, and leaves the sum for the next.
-    void sum_pieces(const TensorView& carried, const Place& at, int count, Real* rows, int ld) const {
-        if (args.piece.is_whole()) return;
+    Between pieces_around() const { return {!args.piece.is_first, !args.piece.is_last}; }
+    // A column has sums in other rounds where it has blocks in them.
+    Between around_column(int32_t head, int32_t row) const {
+        const ListsView& lists = args.layout.by_key;
+        const int64_t group = p.heads_q / p.heads_kv;
+        Between between = pieces_around();
+        for (int64_t g = 0; g < group && args.tasks.num_rounds > 0; ++g) {
+            const Slice slice = slice_of(lists, args.layout.kind_of_head[head * group + g], row);
+            if (slice.begin == slice.end) continue;
+            const Run& last = lists.runs[slice.end - 1];
+            between.has_before |= lists.runs[slice.begin].first < space.round.first_row;
+            between.has_after |= last.first + last.count > space.round.end_row;
+        }
+        return between;
+    }
+
+    // Adds what was left of these rows, and leaves the sum for the next.
+    void sum_pieces(const TensorView& carried, const Between& between, const Place& at, int count, Real* rows,
+                    int ld) const {
+        if (!between.has_before && !between.has_after) return;
         for (int i = 0; i < at.count; ++i) {
             if (!(at.owned >> i & 1)) continue;
             Real *row = rows + i * ld, *left = address<Real>(carried, at, i);
-            for (int c = 0; c < count && !args.piece.is_first; ++c) row[c] += left[c];
-            if (!args.piece.is_last) __builtin_memcpy(left, row, size_t(count) * sizeof(Real));
+            if (between.has_before)
+                for (int c = 0; c < count; ++c) row[c] += left[c * carried.column];
+            if (between.has_after)
+                for (int c = 0; c < count; ++c) left[c * carried.column] = row[c];
         }
     }
 
@@ -421,7 +442,7 @@ struct BackwardLane {
         zero(lane.dk, space.part_floats);
         for (int i = 0; i < j.parts; ++i)
             add(space.parts + (j.first_part + i) * space.part_floats, lane.dk, space.part_floats);
-        finish(keys(j.head, j.row));
+        finish(keys(j.head, j.row), j.head, j.row);
     }
 
     static void add(const Real* x, Real* sum, int64_t count) {  // count is a multiple of lanes
@@ -434,7 +455,7 @@ struct BackwardLane {
         sum_queues(head, tile);
         for (int64_t i = 0; space.dq_factor != 1 && i < int64_t(bq) * columns; i += lanes)
             store(lane.q + i, load(lane.q + i) * set1(space.dq_factor));
-        sum_pieces(space.carried.dq, at, int(p.head_dim), lane.q, columns);
+        sum_pieces(space.carried.dq, pieces_around(), at, int(p.head_dim), lane.q, columns);
         if (!args.piece.is_last) return;
         store_rows(elements, lane.q, columns, Real(p.scale), int(p.head_dim), args.dq, at);
     }
@@ -527,7 +548,8 @@ template <int bq, int bk>
 inline void backward_tasks(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
     BackwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
-    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < call.args->tasks.queues;) lane.take_queue(w);
+    const int64_t end = call.space.round.end_queue;
+    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < end;) lane.take_queue(w);
     end_streams();
 }
 
@@ -535,13 +557,15 @@ template <int bq, int bk>
 inline void backward_results(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
     BackwardLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
-    const int64_t rows = call.space.rows, blocks = call.space.heads * rows;
-    const int64_t joins = blocks + call.args->tasks.num_joins;
-    const bool has_dsink = call.args->dsink_logits.data && call.args->piece.is_last;
+    const Round& round = call.space.round;
+    const int64_t tiles = call.space.tiles(), blocks = call.space.heads * tiles;
+    const int64_t joins = blocks + round.end_join - round.first_join;
+    const bool is_last = call.args->piece.is_last && round.end_row == call.args->layout.by_query.rows;
+    const bool has_dsink = call.args->dsink_logits.data && is_last;
     const int64_t sinks = joins + (has_dsink ? call.args->problem->heads_q : 0);
     for (int64_t i; (i = next_of(call.next_result, *call.args->parallel)) < sinks;)
-        if (i < blocks) lane.collect(i / rows, int32_t(i % rows));
-        else if (i < joins) lane.join(call.args->tasks.joins[i - blocks]);
+        if (i < blocks) lane.collect(i / tiles, int32_t(round.first_row + i % tiles));
+        else if (i < joins) lane.join(call.args->tasks.joins[round.first_join + i - blocks]);
         else lane.sum_sink(i - joins);
     end_streams();
 }
@@ -551,17 +575,30 @@ inline BackwardCall begin_backward(const BackwardArgs& args, const Elements& ele
     const BackwardSpace space = carve_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, num_lanes);
     BackwardCall call{&args, &elements, space, 0, 0, 0};
     Carver carried{(uintptr_t)args.piece.carried};
-    call.space.carried = carve_carried(carried, *args.problem);
+    if (!args.piece.is_whole()) call.space.carried = carve_carried(carried, *args.problem);
+    if (!call.space.carried.dk.data) call.space.carried.dk = args.dk;
+    if (!call.space.carried.dv.data) call.space.carried.dv = args.dv;
     if (args.problem->has_sink_logits) find_seeing<bq>(call.space, args.layout);
     args.parallel->run(backward_rows<bq, bk>, &call);
-    carve_dq<bq>(carver, call.space, *args.problem, place_queues(call.space, *args.problem, args.tasks));
+    carve_dq<bq>(carver, call.space, *args.problem,
+                 place_queues(call.space, *args.problem, args.layout, args.tasks));
     return call;
+}
+
+inline void begin_round(BackwardCall& call, int32_t i) {
+    const BackwardArgs& args = *call.args;
+    call.space.begin_round(*args.problem, args.layout, args.tasks, i);
+    call.next_row = call.next_result = 0;
+    call.next_queue = call.space.round.first_queue;
 }
 
 template <int bq, int bk>
 inline void complete_backward(BackwardCall& call) {
-    call.args->parallel->run(backward_tasks<bq, bk>, &call);
-    call.args->parallel->run(backward_results<bq, bk>, &call);
+    for (int32_t i = 0; i < rounds_of(call.args->tasks); ++i) {
+        begin_round(call, i);
+        call.args->parallel->run(backward_tasks<bq, bk>, &call);
+        call.args->parallel->run(backward_results<bq, bk>, &call);
+    }
 }
 
 template <int bq, int bk>

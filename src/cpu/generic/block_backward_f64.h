@@ -62,7 +62,7 @@ struct SumLane : BackwardLane<bq, bk> {
     void refine(int64_t head, int32_t tile) {
         Lane::sum_queues(head, tile);
         const Place at = Lane::own(head, tile);
-        Lane::sum_pieces(space.carried.minus_lse, at, 1, lane.q, columns);
+        Lane::sum_pieces(space.carried.minus_lse, Lane::pieces_around(), at, 1, lane.q, columns);
         if (!args.piece.is_last) return;
         const double sink = sink_of(args.sink_logits, at.head);
         for (int i = 0; i < at.count; ++i) {
@@ -80,27 +80,27 @@ template <int bq, int bk>
 inline void backward_sums(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
     SumLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
-    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < call.args->tasks.queues;) lane.take_queue(w);
+    const int64_t end = call.space.round.end_queue;
+    for (int64_t w; (w = next_of(call.next_queue, *call.args->parallel)) < end;) lane.take_queue(w);
 }
 
 template <int bq, int bk>
 inline void backward_lse(void* argument, int64_t index) {
     BackwardCall& call = *(BackwardCall*)argument;
     SumLane<bq, bk> lane(*call.args, *call.elements, call.space, index);
-    const int64_t rows = call.space.rows, blocks = call.space.heads * rows;
+    const int64_t tiles = call.space.tiles(), blocks = call.space.heads * tiles;
     for (int64_t i; (i = next_of(call.next_row, *call.args->parallel)) < blocks;)
-        lane.refine(i / rows, int32_t(i % rows));
+        lane.refine(i / tiles, int32_t(call.space.round.first_row + i % tiles));
 }
 
 template <class T, int bq, int bk>
 void block_backward_f64(const BackwardArgs& args) {
     BackwardCall call =
         begin_backward<bq, bk>(args, elements_of<T>, {(uintptr_t)args.workspace}, args.parallel->lanes());
-    if (args.piece.sweep == 0) {
+    for (int32_t i = 0; args.piece.sweep == 0 && i < rounds_of(args.tasks); ++i) {
+        begin_round(call, i);
         args.parallel->run(backward_sums<bq, bk>, &call);
-        call.next_row = 0;
         args.parallel->run(backward_lse<bq, bk>, &call);
-        call.next_queue = 0;
     }
     if (args.piece.is_whole() || args.piece.sweep == 1) complete_backward<bq, bk>(call);
 }

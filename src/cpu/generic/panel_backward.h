@@ -7,9 +7,9 @@
 //     dkT[dim][key]   += QT . dS         QT:  left           dS: right, in the same way
 //     dQ[query][dim]  += dS . K          dS:  left           K:  right
 //
-// Q and dO are packed before the tasks, each in both ways; K and V once a column. p and ds are made in float32 and
-// rounded to elements as they become panels; all sums are float32. Products that sum over queries wait until there are
-// some for the same 32 keys: dvT and dkT are then read and written once for all of them.
+// Q and dO of a round are packed before its tasks, each in both ways; K and V once a column. p and ds are made in
+// float32 and rounded to elements as they become panels; all sums are float32. Products that sum over queries wait until
+// there are some for the same 32 keys: dvT and dkT are then read and written once for all of them.
 //
 // p and ds are lifted (lift.h), and so are the sums of gradients. Pairs whose ds goes beyond fp16 are left out of the
 // products, and what they add is added one by one: that is slow, but gradients of such scores hardly fit fp16, either.
@@ -52,9 +52,9 @@ struct QueryTile {
 };
 
 struct PanelBackwardSpace {
-    Tile* queries;  // [batch * heads_q][own tiles][QueryTile::all]
+    Tile* queries;  // [batch * heads_q][rows][QueryTile::all]
     Tile* scratch;
-    int64_t lane_tiles, rows;
+    int64_t lane_tiles, rows;  // rows: own tiles of a round at most
 };
 
 template <int bq, int bk>
@@ -84,11 +84,15 @@ struct PanelBackwardScratch {
 
 template <int bq, int bk>
 inline PanelBackwardSpace carve_panel_backward(Carver& carver, const Problem& p, const LayoutView& layout,
-                                               int num_lanes) {
+                                               const TasksView& tasks, int num_lanes) {
     Carver lane{0};
     PanelBackwardScratch<bq, bk>(lane, p);
     PanelBackwardSpace space;
-    space.rows = layout.by_query.rows - repeating(layout.queries);
+    space.rows = 0;
+    for (int32_t i = 0; i < rounds_of(tasks); ++i) {
+        const Round round = round_at(tasks, layout.by_query.rows - repeating(layout.queries), i);
+        if (round.end_row - round.first_row > space.rows) space.rows = round.end_row - round.first_row;
+    }
     space.queries = carver.take<Tile>(p.batch * p.heads_q * space.rows * QueryTile<bq>::all(p));
     space.lane_tiles = int64_t((lane.used + sizeof(Tile) - 1) / sizeof(Tile));
     space.scratch = carver.take<Tile>(space.lane_tiles * num_lanes);
@@ -142,7 +146,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         return {tile, dout, q_t, q_t + QueryTile<bq>::q_t(p)};
     }
     Tile* own_panels(int64_t head, int64_t tile) const {
-        return panels.queries + (head * panels.rows + tile) * QueryTile<bq>::all(p);
+        return panels.queries + (head * panels.rows + tile - Lane::space.round.first_row) * QueryTile<bq>::all(p);
     }
 
     // Both ways: products that sum over queries leave those out that `apart` names.
@@ -175,7 +179,7 @@ struct PanelBackwardLane : BackwardLane<bq, bk> {
         drain();
         transpose({scratch.dk_t, bk}, columns, bk, ds_unlift, lane.dk, columns);
         transpose({scratch.dv_t, bk}, columns_v, bk, p_unlift, lane.dv, columns_v);
-        t.part == whole_row ? Lane::finish(column) : Lane::keep(t.part);
+        t.part == whole_row ? Lane::finish(column, t.head, t.row) : Lane::keep(t.part);
     }
 
     void pack_keys(const Place& at) {
@@ -432,7 +436,9 @@ struct PanelBackwardPair {
         for (int64_t g = 0; g < group; ++g) {
             const int64_t head = t.head * group + g;
             const auto tiles = [&](int32_t row) {
-                return walk(layout.by_key, slice_of(layout.by_key, layout.kind_of_head[head], row), 0, INT32_MAX);
+                int32_t skip = 0, take = INT32_MAX;
+                const Slice slice = slice_of(layout.by_key, layout.kind_of_head[head], row);
+                return walk_round(layout.by_key, slice, a.space.round, skip, take);
             };
             Walk x = tiles(t.row), y = tiles(u.row);
             for (bool has_x = x.next(), has_y = y.next(); has_x || has_y;) {
@@ -460,9 +466,10 @@ template <int bq, int bk>
 inline void panel_backward_queries(void* argument, int64_t index) {
     PanelBackwardCall& call = *(PanelBackwardCall*)argument;
     PanelBackwardLane<bq, bk> lane(*call.floats.args, call.floats.space, call.panels, 2 * index);
-    const int64_t rows = call.panels.rows, end = call.floats.space.heads * rows;
+    const BackwardSpace& space = call.floats.space;
+    const int64_t tiles = space.tiles(), end = space.heads * tiles;
     for (int64_t i; (i = next_of(call.next_tile, *call.floats.args->parallel)) < end;)
-        lane.pack_own(i / rows, int32_t(i % rows));
+        lane.pack_own(i / tiles, int32_t(space.round.first_row + i % tiles));
 }
 
 template <int bq, int bk>
@@ -471,8 +478,8 @@ inline void panel_backward_tasks(void* argument, int64_t index) {
     BackwardCall& floats = call.floats;
     PanelBackwardPair<bq, bk> pair(*floats.args, floats.space, call.panels, index);
     begin_products();
-    for (int64_t w; (w = next_of(floats.next_queue, *floats.args->parallel)) < floats.args->tasks.queues;)
-        pair.take_queue(w);
+    const int64_t end = floats.space.round.end_queue;
+    for (int64_t w; (w = next_of(floats.next_queue, *floats.args->parallel)) < end;) pair.take_queue(w);
     end_products();
     end_streams();
 }
@@ -481,18 +488,23 @@ template <int bq, int bk>
 void panel_backward(const BackwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     const int num_lanes = 2 * args.parallel->lanes();
-    const PanelBackwardSpace panels = carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, num_lanes);
+    const PanelBackwardSpace panels =
+        carve_panel_backward<bq, bk>(carver, *args.problem, args.layout, args.tasks, num_lanes);
     PanelBackwardCall call{begin_backward<bq, bk>(args, elements_of<Element>, carver, num_lanes), panels, 0};
     call.floats.space.dq_factor = ds_unlift;
-    args.parallel->run(panel_backward_queries<bq, bk>, &call);
-    args.parallel->run(panel_backward_tasks<bq, bk>, &call);
-    args.parallel->run(backward_results<bq, bk>, &call.floats);
+    for (int32_t i = 0; i < rounds_of(args.tasks); ++i) {
+        begin_round(call.floats, i);
+        call.next_tile = 0;
+        args.parallel->run(panel_backward_queries<bq, bk>, &call);
+        args.parallel->run(panel_backward_tasks<bq, bk>, &call);
+        args.parallel->run(backward_results<bq, bk>, &call.floats);
+    }
 }
 
 template <int bq, int bk>
 size_t panel_backward_workspace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int num_lanes) {
     Carver carver{0};
-    carve_panel_backward<bq, bk>(carver, p, layout, 2 * num_lanes);
+    carve_panel_backward<bq, bk>(carver, p, layout, tasks, 2 * num_lanes);
     return count_backward<bq, bk>(carver, p, layout, tasks, 2 * num_lanes);
 }
 

@@ -134,6 +134,7 @@ inline bool takes_spans(const ForwardArgs&) { return true; }
      .backward = run,                                                                          \
      .orders = true,                                                                           \
      .carries = backward_carries,                                                              \
+     .goes_in_rounds = true,                                                                   \
      .sweeps = num_sweeps}
 #define SPATTN_CPU_PAIR_OF(arch, T, dtype, bq, bk, run_backward, num_sweeps)                       \
     SPATTN_CPU_BLOCK_FORWARD(arch, dtype, bq, bk, (cost<T, bq, bk, Pass::forward>),                \

@@ -38,8 +38,7 @@ inline uint64_t owned_of(const AxisView& axis, const TileView& at, int32_t tile)
     return !at.tokens && axis.away ? ~axis.away[tile - axis.listed] : filled_of(at);
 }
 
-// Blocks [skip, skip + take) of a row's runs, one after the other. What of the part lies beyond these runs is left in
-// `skip` and `take`, so that a part may go on in the runs of another head.
+// Blocks [skip, skip + take) of a row's runs, one after the other.
 struct Walk {
     const Run* run;
     const Run* end;
@@ -58,6 +57,33 @@ struct Walk {
 
 inline Walk walk(const ListsView& lists, Slice slice, int32_t skip, int32_t take) {
     return {lists.runs + slice.begin, lists.runs + slice.end, skip, take};
+}
+
+// ---- rounds (layout/view.h) ----
+
+inline int32_t rounds_of(const TasksView& tasks) { return tasks.num_rounds > 0 ? tasks.num_rounds : 1; }
+// rows: of the axis that rounds cut.
+inline Round round_at(const TasksView& tasks, int32_t rows, int32_t i) {
+    return tasks.num_rounds > 0 ? tasks.rounds[i] : Round{0, rows, 0, tasks.queues, 0, tasks.num_joins};
+}
+
+// How many blocks of a list lie before a row: runs stand in the order of rows.
+inline int32_t blocks_before(const ListsView& lists, Slice slice, int32_t row) {
+    int32_t blocks = 0;
+    for (int32_t r = slice.begin; r < slice.end && lists.runs[r].first < row; ++r) {
+        const int32_t left = row - lists.runs[r].first;
+        blocks += left < lists.runs[r].count ? left : lists.runs[r].count;
+    }
+    return blocks;
+}
+
+// A task's share of the blocks that a list has in a round. What of the share lies beyond them is left in `skip` and `take`.
+inline Walk walk_round(const ListsView& lists, Slice slice, const Round& round, int32_t& skip, int32_t& take) {
+    const int32_t before = blocks_before(lists, slice, round.first_row);
+    const int32_t blocks = blocks_before(lists, slice, round.end_row) - before;
+    const int32_t skipped = skip < blocks ? skip : blocks, left = blocks - skipped, taken = left < take ? left : take;
+    skip -= skipped, take -= taken;
+    return walk(lists, slice, before + skipped, taken);
 }
 
 // Null for a full block.
