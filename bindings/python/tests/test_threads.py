@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sparseattn as sa
+from sparseattn import _frames
 
 TEXTS = ["causal", "window(5,3)", "causal & (sink(2) | window(9,0))", "block_diagonal(7)", "bigbird(8,3,1,1,3)"]
 THREADS = 6
@@ -144,6 +145,34 @@ def test_errors_stay_with_their_thread():
             assert caught.value.argument == "sink_logits" and f"[{3 + n}]" in str(caught.value)
 
     at_once(work)
+
+
+def test_a_thread_keeps_no_scratch_beyond_a_bound(monkeypatch):
+    q, k, v = operands(0)
+    small = sa.plan("causal", q, k, v)
+    large = sa.plan("causal", q, k, v, backward=True)
+    out, lse = small.forward(q, k, v, return_lse=True)
+    assert small.workspace() < large.workspace(backward=True)
+
+    def run():
+        small.forward(q, k, v)
+        small_size = _frames._of_thread.memory.size
+        expected = large.backward(q, k, v, out, lse, out)
+        large_size = _frames._of_thread.memory.size
+        assert small_size < large_size >= large.workspace(backward=True)
+        _frames._of_thread.memory = None
+        small.forward(q, k, v)
+        monkeypatch.setattr(_frames, "MOST_KEPT", large_size - 1)
+        gradients = large.backward(q, k, v, out, lse, out)
+        assert _frames._of_thread.memory.size == small_size
+        [np.testing.assert_array_equal(x, y) for x, y in zip(gradients, expected, strict=True)]
+        return True
+
+    done = []
+    thread = threading.Thread(target=lambda: done.append(run()))
+    thread.start()
+    thread.join()
+    assert done
 
 
 def test_the_first_call_of_all_may_be_many():

@@ -21,8 +21,13 @@ class HostMemory:
         self.address = int(ffi.cast("uintptr_t", self._bytes))
 
 
+# Bytes. To take a larger piece from the system anew is nothing beside the calls that need one, and nobody wants as much
+# kept for each thread.
+MOST_KEPT = 256 << 20
+
+
 class _Scratch(threading.local):
-    """Memory for the calls of one thread: it grows to the largest workspace that a call there needed."""
+    """Memory for the calls of one thread: it grows to the largest workspace up to MOST_KEPT that a call there needed."""
 
     memory: HostMemory | None = None
 
@@ -91,9 +96,8 @@ class Frame:
     def run_on_host(self, plan: Any) -> int:
         """The same with the scratch of this thread."""
         # Taken, not shared: should Python code run on this thread before it is given back, that gets memory of its own.
-        memory, _of_thread.memory = _of_thread.memory, None
-        if memory is None or memory.size < self.size:
-            memory = HostMemory(self.size)
+        kept, _of_thread.memory = _of_thread.memory, None
+        memory = kept if kept is not None and kept.size >= self.size else HostMemory(self.size)
         status = self.run_with(memory.address, plan)
-        _of_thread.memory = memory
+        _of_thread.memory = memory if memory.size <= MOST_KEPT else kept
         return status

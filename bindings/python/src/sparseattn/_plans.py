@@ -394,7 +394,8 @@ class Plan(OfThisProcess):
         return read_stats(lib.spattn_plan_stats, self._handle)
 
     def workspace(self, backward: bool = False) -> int:
-        """Bytes of scratch that a call takes. One such piece a thread is kept for the calls to come.
+        """Bytes of scratch that a call takes. A thread keeps one piece of it for its calls to come, of 256 MiB at most: a
+        larger one is given back to the system when the call ends.
 
         Raises ArgumentError for backward of a plan without it.
         """
