@@ -814,3 +814,25 @@ def test_ctrl_c_ends_a_run(backward):
             again(out, None, out, lse, q, q, q, None, None, None, None, *scalars)
         sat.attention(q, q, q, "full", reference=True)
     assert sat.attention(*operands()[:3], TEXT).isfinite().all()
+
+
+def test_as_many_threads_as_torch_has():
+    """The process has as many threads more after the first call of a context as that has beside the caller's."""
+    program = """
+import os, torch
+import sparseattn.torch as sat
+def started():
+    return len(os.listdir("/proc/self/task"))
+q = torch.zeros(1, 512, 8, 64)
+torch.set_num_threads(1)
+before = started()
+one = sat.attention(q, q, q, "causal")
+alone = started() - before
+torch.set_num_threads(5)
+before = started()
+five = sat.attention(q, q, q, "causal")
+together = started() - before
+print(alone, together, torch.equal(one, five))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "0 4 True\n", done.stderr

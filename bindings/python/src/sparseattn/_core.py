@@ -252,15 +252,21 @@ def _read_device(text: str) -> tuple[int, int]:
     return kinds[name], int(index or 0)
 
 
-_defaults: dict[str, Context] = {}  # by device
+_defaults: dict[tuple[str, int], Context] = {}  # by device and threads
 # A child made by fork has none of its parent's threads: it makes a context of its own.
 os.register_at_fork(after_in_child=_defaults.clear)
 
 
 def default_context(device: str = "cpu") -> Context:
     """The context of calls that name none, with all defaults, made on first use: the CPU's, or that of "cuda:0"."""
+    return context_with(device, 0)
+
+
+def context_with(device: str, threads: int) -> Context:
+    """The context of calls that name none, and how many threads the CPU's has."""
+    key = device, threads
     # Of two threads that make one at the same time, both get the one that setdefault has kept.
-    return _defaults.get(device) or _defaults.setdefault(device, Context(device))
+    return _defaults.get(key) or _defaults.setdefault(key, Context(device, threads))
 
 
 def required_context(context: Any) -> Context:

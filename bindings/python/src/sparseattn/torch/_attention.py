@@ -186,7 +186,8 @@ def attention(
              a pattern is a text, a mask, or was made outside
     deterministic  bit-equal gradients between calls, also where torch.use_deterministic_algorithms asks for them; on
              the CPU they always are
-    context  None is the CPU's default_context(), or one for the CUDA device where q lies; must be None in compiled code
+    context  None is one for the device where q lies, on the CPU with as many threads as torch.get_num_threads() says when
+             the call begins; must be None in compiled code
 
     k, v, indices, index_counts, sink_logits, q_scales, k_scales, v_scales, and the other options and errors are those
     of sparseattn.attention: a scale of float8 that all rows of q, or of k, share is best a factor of the option scale.

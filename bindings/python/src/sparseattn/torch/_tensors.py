@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .._arrays import FLOAT8, accepted_dtypes, make_tensor
-from .._core import ArgumentError, Context, DTypeError, ShapeError, default_context, ffi, lib
+from .._core import ArgumentError, Context, DTypeError, ShapeError, context_with, default_context, ffi, lib
 from .._frames import FORWARD, Frame
 from .._indexed import mask_of_keys
 from .._patterns import Pattern, as_pattern
@@ -29,9 +29,9 @@ _DEVICES = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
 
 
 def context_of(tensor: torch.Tensor) -> Context:
-    """The context of calls that name none, on the tensor's device."""
+    """The context of calls that name none, on the tensor's device: on the CPU one with as many threads as torch has now."""
     if tensor.is_cpu:
-        return default_context()
+        return context_with("cpu", torch.get_num_threads())
     device = tensor.device
     if device.type != "cuda":
         raise ArgumentError(f"argument q lies on {device}; accepted: cpu, cuda", "SPATTN_E_DEVICE", "q")
