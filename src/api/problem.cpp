@@ -40,6 +40,12 @@ double read_scale(const spattn_problem& p) {
     return p.scale;
 }
 
+void check_q_offset(const spattn_problem& p) {
+    if (!(p.flags & SPATTN_PLAN_Q_OFFSET) && p.q_offset != 0)
+        fail(SPATTN_E_RANGE, "problem.q_offset",
+             text("is ", p.q_offset, " without SPATTN_PLAN_Q_OFFSET; accepted: 0, or the flag too"));
+}
+
 double read_softcap(double softcap) {
     constexpr double least = 1e-6, most = 1e30;
     if (softcap != 0 && !(softcap >= least && softcap <= most))
@@ -130,6 +136,7 @@ Problem read_problem(const spattn_problem& p) {
     r.float8_operands = p.dtype == dtype_float8;
     if (r.float8_operands) check_float8(p);
     r.scale = read_scale(p);
+    check_q_offset(p);
     r.q_offset = read_q_offset(p.flags & SPATTN_PLAN_Q_OFFSET, p.q_offset, p.seq_q, p.seq_k, "problem.q_offset");
     r.deterministic = p.flags & SPATTN_PLAN_DETERMINISTIC;
     r.softcap = read_softcap(p.softcap);

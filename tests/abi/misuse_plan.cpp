@@ -46,6 +46,20 @@ TEST(scales_come_with_their_flag) {
     }
 }
 
+// A number that nobody reads would move the queries to where their author did not mean them.
+TEST(offsets_come_with_their_flag) {
+    const Context context = make_context();
+    const Pattern pattern = parse("causal");
+    for (const int64_t offset : {int64_t(1), int64_t(-1), INT64_MIN}) {
+        auto problem = make_problem();
+        problem.q_offset = offset;
+        const auto call = [&](auto r) {
+            return spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, r);
+        };
+        demand_no_handle<spattn_plan>("spattn_plan_create", {{"no flag", call, SPATTN_E_RANGE, "problem.q_offset"}});
+    }
+}
+
 TEST(patterns_that_do_not_fit_the_problem) {
     const Context context = make_context();
     const auto problem = make_problem();
