@@ -62,8 +62,10 @@ const Backend& choose_backend(spattn_device wish) {
         if (wish.type == 0 && backend.count() > 0) return backend;
         if (wish.type != backend.device) continue;
         if (wish.index >= 0 && wish.index < backend.count()) return backend;
-        fail(wish.type == SPATTN_CUDA && backend.count() == 0 ? SPATTN_E_NO_GPU : SPATTN_E_DEVICE, "options.device",
-             text("is ", describe_device(wish), "; this machine has ", backend.count(), " such devices"));
+        const int count = backend.count();
+        fail(wish.type == SPATTN_CUDA && count == 0 ? SPATTN_E_NO_GPU : SPATTN_E_DEVICE, "options.device",
+             text("is number ", wish.index, " of ", backend.name, "; accepted: ",
+                  count ? text("0 to ", count - 1) : "others, as this machine has none"));
     }
     fail(wish.type == SPATTN_CUDA ? SPATTN_E_NO_GPU : SPATTN_E_DEVICE, "options.device",
          text("is ", describe_device(wish), "; this build offers: ", offered));

@@ -63,8 +63,11 @@ void check_shape(const spattn_tensor& t, const char* argument, std::span<const i
     const std::span given(t.shape, shape.size());
     int64_t count = 1;
     for (size_t i = 0; i < shape.size(); ++i) {
-        if (given[i] < 0 || given[i] > addressable / std::max<int64_t>(count, 1) ||
-            (shape[i] >= 0 && given[i] != shape[i]))
+        if (given[i] < 0 || given[i] > addressable / std::max<int64_t>(count, 1))
+            fail(SPATTN_E_SHAPE, argument,
+                 text("has size ", given[i], " on axis ", i, "; accepted: ", describe_shape(shape),
+                      shape[i] < 0 ? ", where any is 0 or more, and what memory can hold" : ""));
+        if (shape[i] >= 0 && given[i] != shape[i])
             fail(SPATTN_E_SHAPE, argument,
                  text("has shape ", describe_shape(given), "; accepted: ", describe_shape(shape)));
         count *= given[i];

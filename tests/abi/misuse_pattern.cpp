@@ -47,6 +47,16 @@ TEST(index_values) {
         });
 }
 
+TEST(errors_about_shapes_say_which_size) {
+    const int64_t shape[] = {-1};
+    const Numbers numbers({0, 3});
+    spattn_tensor view = numbers.view;
+    view.shape = shape;
+    spattn_pattern* made = nullptr;
+    CHECK_EQ(spattn_pattern_documents(&view, &made), SPATTN_E_SHAPE);
+    CHECK(std::string(spattn_last_error_text()).find("has size -1 on axis 0; accepted: [any]") != std::string::npos);
+}
+
 TEST(texts_that_cannot_be_read) {
     const std::string deep = std::string(1000000, '(') + "full" + std::string(1000000, ')');
     const std::string turned = [] {

@@ -24,6 +24,14 @@ TEST(a_gpu_where_there_is_none) {
         {{"one GPU too many", call, gpus ? SPATTN_E_DEVICE : SPATTN_E_NO_GPU, "options.device"}});
 }
 
+TEST(errors_about_devices_say_which_number) {
+    auto options = cpu_options();
+    options.device = {SPATTN_CPU, 5};
+    spattn_context* made = nullptr;
+    CHECK_EQ(spattn_context_create(&options, &made), SPATTN_E_DEVICE);
+    CHECK(std::string(spattn_last_error_text()).find("is number 5 of cpu; accepted: 0 to 0") != std::string::npos);
+}
+
 TEST(allocators_come_in_pairs) {
     auto taker = cpu_options(), giver = cpu_options();
     taker.alloc = take, giver.free = give_back;
