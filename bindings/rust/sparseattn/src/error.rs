@@ -162,11 +162,25 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> String {
     CStr::from_ptr(pointer).to_string_lossy().into_owned()
 }
 
+/// So many zeros. What memory cannot hold is an error, where `vec!` would end the process.
+pub(crate) fn zeros<T: Clone + Default>(argument: &str, count: usize) -> Result<Vec<T>> {
+    let mut made = Vec::new();
+    if made.try_reserve_exact(count).is_err() {
+        let message = format!(
+            "{argument} has {count} numbers of {} bytes; there is no memory for them",
+            std::mem::size_of::<T>()
+        );
+        return Err(Error::new(ErrorKind::HostMemory, argument, message));
+    }
+    made.resize(count, T::default());
+    Ok(made)
+}
+
 /// What a C function with a buffer, a capacity and a size needed fills.
 pub(crate) fn fill(call: impl Fn(*mut c_char, usize, *mut usize) -> i32) -> Result<Vec<u8>> {
     let mut needed = 0;
     check(call(std::ptr::null_mut(), 0, &mut needed))?;
-    let mut buffer = vec![0u8; needed];
+    let mut buffer = zeros::<u8>("buffer", needed)?;
     check(call(buffer.as_mut_ptr().cast(), needed, &mut needed))?;
     Ok(buffer)
 }

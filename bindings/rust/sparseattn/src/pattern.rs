@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! Patterns: which keys each query may see. Every constructor is the function of `sparseattn.h` of its name, which says
 //! its set and its paper.
-use crate::error::{check, fill, fill_text, size, sized, Error, ErrorKind, Result};
+use crate::error::{check, fill, fill_text, size, sized, zeros, Error, ErrorKind, Result};
 use crate::question::{Csr, Extent, Stats};
 use crate::sys;
 use crate::tensor::{Element, View, ViewMut};
@@ -130,7 +130,7 @@ impl Pattern {
     pub fn to_mask(&self, extent: impl Into<Extent>) -> Result<Vec<u8>> {
         let (handle, extent) = (self.handle()?, extent.into());
         let shape = extent.shape()?;
-        let mut mask = vec![0u8; shape.iter().product()];
+        let mut mask = zeros("out", shape.iter().product())?;
         let view = ViewMut::new(&mut mask, &shape)?;
         // SAFETY: the view is as large as the extent.
         check(unsafe { sys::spattn_pattern_to_mask(handle, &extent.c(), &view.view().c()) })?;
@@ -151,7 +151,7 @@ impl Pattern {
             let message = format!("height and width are {height} and {width}; accepted: at most the extent's sizes");
             return Err(Error::new(ErrorKind::Shape, "coverage", message));
         };
-        let mut image = vec![0f32; cells];
+        let mut image = zeros("coverage", cells)?;
         let view = ViewMut::new(&mut image, &[height, width])?;
         // SAFETY: the view is as large as it says.
         check(unsafe { sys::spattn_pattern_to_image(handle, &extent, size(head), &view.view().c()) })?;
@@ -165,8 +165,8 @@ impl Pattern {
         let mut nnz = 0;
         // SAFETY: lists that are NULL are not written.
         check(unsafe { sys::spattn_pattern_to_csr(handle, &c, head, none, none, &mut nnz) })?;
-        let mut row_ptr = vec![0i64; extent.shape()?[2] + 1];
-        let mut columns = vec![0i32; nnz as usize];
+        let mut row_ptr = zeros("row_ptr", extent.shape()?[2] + 1)?;
+        let mut columns = zeros("col_idx", nnz as usize)?;
         let rows = row_ptr.len();
         let row_view = ViewMut::new(&mut row_ptr, &[rows])?;
         let column_view = ViewMut::new(&mut columns, &[nnz as usize])?;

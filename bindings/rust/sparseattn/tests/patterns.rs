@@ -240,6 +240,15 @@ fn wrong_questions() {
     demand(runtime_tokens(4).stats(8), ErrorKind::Unsupported, "pattern");
 }
 
+/// An answer that no memory holds is an error, not the end of the process.
+#[test]
+fn answers_beyond_memory() {
+    common::open();
+    demand(causal().to_mask(1 << 28), ErrorKind::HostMemory, "out");
+    demand(causal().to_csr(1 << 24, 0), ErrorKind::HostMemory, "col_idx");
+    demand(causal().to_image(1 << 28, 0, 1 << 28, 1 << 20), ErrorKind::HostMemory, "coverage");
+}
+
 #[test]
 fn wrong_problems_and_operands() {
     let context = common::context();
