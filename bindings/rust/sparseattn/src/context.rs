@@ -19,6 +19,9 @@ pub enum LogLevel {
 /// What a log gets: called from any thread.
 type Log = dyn Fn(LogLevel, &str) + Send + Sync;
 
+/// Whether a call shall end early: asked on the thread that made it.
+type Cancel = dyn Fn() -> bool + Send + Sync;
+
 /// How a context shall be.
 #[derive(Clone, Copy, Default)]
 pub struct ContextOptions {
@@ -26,6 +29,7 @@ pub struct ContextOptions {
     cpu_threads: i32,
     plan_cache: i64,
     log: Option<(LogLevel, &'static Log)>,
+    cancel: Option<&'static Cancel>,
 }
 
 impl ContextOptions {
@@ -52,6 +56,25 @@ impl ContextOptions {
     /// panic (which ends the process) nor use the context that speaks.
     pub fn log(mut self, level: LogLevel, log: &'static Log) -> Self {
         self.log = Some((level, log));
+        self
+    }
+    /// What is asked some 20 ms apart while plans are made and passes run on the CPU: `true` ends the call with
+    /// [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled), and what it has written means nothing. It is kept for ever,
+    /// as a log is. It must not panic (which ends the process) nor use the context that asks.
+    ///
+    /// ```
+    /// use sparseattn::{causal, logsparse, Context, ContextOptions, Device, ErrorKind, Problem};
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// static STOP: AtomicBool = AtomicBool::new(false);
+    /// let options = ContextOptions::new().device(Device::Cpu).cancel(&|| STOP.load(Ordering::Relaxed));
+    /// let context = Context::with(options)?;
+    /// STOP.store(true, Ordering::Relaxed); // by whoever waits no longer
+    /// let slow = context.plan(&(causal() & logsparse()), &Problem::new(1, 8, 1 << 20, 64));
+    /// assert_eq!(slow.err().unwrap().kind(), ErrorKind::Cancelled);
+    /// # Ok::<(), sparseattn::Error>(())
+    /// ```
+    pub fn cancel(mut self, cancel: &'static Cancel) -> Self {
+        self.cancel = Some(cancel);
         self
     }
 }
@@ -85,6 +108,10 @@ impl Context {
             c.log = Some(write);
             c.log_level = level as i32;
             c.log_user = Box::into_raw(Box::new(log)).cast(); // two words that live as long as the log, for ever
+        }
+        if let Some(cancel) = options.cancel {
+            c.cancel = Some(ask);
+            c.cancel_user = Box::into_raw(Box::new(cancel)).cast(); // likewise
         }
         let mut made = std::ptr::null_mut();
         // SAFETY: the struct is as long as it says.
@@ -142,5 +169,14 @@ unsafe extern "C" fn write(user: *mut c_void, level: i32, text: *const c_char) {
     let text = CStr::from_ptr(text).to_string_lossy();
     if catch_unwind(AssertUnwindSafe(|| log(level, &text))).is_err() {
         std::process::abort();
+    }
+}
+
+unsafe extern "C" fn ask(user: *mut c_void) -> i32 {
+    let cancel = *user.cast::<&'static Cancel>();
+    // A panic must not cross C.
+    match catch_unwind(AssertUnwindSafe(cancel)) {
+        Ok(stop) => stop.into(),
+        Err(_) => std::process::abort(),
     }
 }
