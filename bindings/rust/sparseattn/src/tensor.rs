@@ -219,6 +219,32 @@ impl<'a> View<'a> {
         unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), Dtype::F8_E4M3FN, Device::Cpu, shape) }
     }
 
+    /// As [`View::bf16`], of which axis `i` moves by `strides[i]` elements.
+    ///
+    /// ```
+    /// # use sparseattn::View;
+    /// let packed = vec![0u16; 8 * 3 * 4]; // q, k and v of one head, token by token
+    /// let k = View::bf16_strided(&packed[4..], &[1, 8, 1, 4], &[96, 12, 4, 1])?;
+    /// assert!(k.shape().eq([1, 8, 1, 4]));
+    /// # Ok::<(), sparseattn::Error>(())
+    /// ```
+    pub fn bf16_strided(bits: &'a [u16], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        // SAFETY: u16 is as large as the dtype.
+        unsafe { Self::within(bits.as_ptr().cast(), bits.len(), Dtype::BF16, shape, strides) }
+    }
+
+    /// As [`View::f16`], of which axis `i` moves by `strides[i]` elements.
+    pub fn f16_strided(bits: &'a [u16], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        // SAFETY: u16 is as large as the dtype.
+        unsafe { Self::within(bits.as_ptr().cast(), bits.len(), Dtype::F16, shape, strides) }
+    }
+
+    /// As [`View::f8_e4m3fn`], of which axis `i` moves by `strides[i]` elements.
+    pub fn f8_e4m3fn_strided(bits: &'a [u8], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        // SAFETY: u8 is as large as the dtype.
+        unsafe { Self::within(bits.as_ptr().cast(), bits.len(), Dtype::F8_E4M3FN, shape, strides) }
+    }
+
     fn half(bits: &'a [u16], dtype: Dtype, shape: &[usize]) -> Result<Self> {
         // SAFETY: u16 is as large as the dtype; whole checks the shape.
         unsafe { Self::whole(bits.as_ptr().cast(), bits.len(), dtype, Device::Cpu, shape) }
@@ -281,6 +307,19 @@ impl<'a> View<'a> {
         let strides = if is_compact { compact_strides(&shape[..axes]) } else { array(tensor.strides) };
         let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize).cast();
         Ok(View { data, dtype: Dtype { code, bits }, device, axes, shape, strides, borrow: PhantomData })
+    }
+
+    /// # Safety
+    /// As `from_raw`, for so many elements on the host.
+    unsafe fn within(
+        data: *const c_void,
+        elements: usize,
+        dtype: Dtype,
+        shape: &[usize],
+        strides: &[usize],
+    ) -> Result<Self> {
+        check_within(elements, shape, strides)?;
+        Self::from_raw(data, dtype, Device::Cpu, shape, Some(strides))
     }
 
     /// # Safety
@@ -376,6 +415,24 @@ impl<'a> ViewMut<'a> {
         let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
         // SAFETY: the borrow is exclusive; u8 is as large as the dtype.
         unsafe { View::whole(data, elements, Dtype::F8_E4M3FN, Device::Cpu, shape).map(Self::exclusive) }
+    }
+    /// As [`View::bf16_strided`].
+    pub fn bf16_strided(bits: &'a mut [u16], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
+        // SAFETY: the borrow is exclusive; u16 is as large as the dtype.
+        unsafe { View::within(data, elements, Dtype::BF16, shape, strides).map(Self::exclusive) }
+    }
+    /// As [`View::f16_strided`].
+    pub fn f16_strided(bits: &'a mut [u16], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
+        // SAFETY: the borrow is exclusive; u16 is as large as the dtype.
+        unsafe { View::within(data, elements, Dtype::F16, shape, strides).map(Self::exclusive) }
+    }
+    /// As [`View::f8_e4m3fn_strided`].
+    pub fn f8_e4m3fn_strided(bits: &'a mut [u8], shape: &[usize], strides: &[usize]) -> Result<Self> {
+        let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
+        // SAFETY: the borrow is exclusive; u8 is as large as the dtype.
+        unsafe { View::within(data, elements, Dtype::F8_E4M3FN, shape, strides).map(Self::exclusive) }
     }
     fn half(bits: &'a mut [u16], dtype: Dtype, shape: &[usize]) -> Result<Self> {
         let (data, elements) = (bits.as_mut_ptr().cast(), bits.len());
@@ -488,6 +545,32 @@ mod tests {
         }
         assert_eq!(View::strided(&data, &[2], &[1, 1]).unwrap_err().argument(), "strides");
         assert!(View::new(&[0u8; 0], &[0]).is_ok());
+    }
+
+    #[test]
+    fn views_of_bits_stay_in_their_slices() {
+        let (mut halves, mut bytes) = ([0u16; 24], [0u8; 24]);
+        let (shape, strides, beyond) = ([4, 6], [1, 4], [2, 4]);
+        for (view, dtype) in [
+            (View::bf16_strided(&halves, &shape, &strides), Dtype::BF16),
+            (View::f16_strided(&halves, &shape, &strides), Dtype::F16),
+            (View::f8_e4m3fn_strided(&bytes, &shape, &strides), Dtype::F8_E4M3FN),
+        ] {
+            let view = view.unwrap();
+            assert_eq!((view.dtype(), view.strides[..2].to_vec()), (dtype, vec![1, 4]));
+        }
+        for made in [
+            View::bf16_strided(&halves, &shape, &beyond),
+            View::f16_strided(&halves, &shape, &beyond),
+            View::f8_e4m3fn_strided(&bytes, &shape, &beyond),
+        ] {
+            assert_eq!(made.unwrap_err().kind(), ErrorKind::Layout);
+        }
+        for (strides, is_within) in [(strides, true), (beyond, false)] {
+            assert_eq!(ViewMut::bf16_strided(&mut halves, &shape, &strides).is_ok(), is_within);
+            assert_eq!(ViewMut::f16_strided(&mut halves, &shape, &strides).is_ok(), is_within);
+            assert_eq!(ViewMut::f8_e4m3fn_strided(&mut bytes, &shape, &strides).is_ok(), is_within);
+        }
     }
 
     #[test]
