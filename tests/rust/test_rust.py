@@ -69,7 +69,7 @@ fn it_counts() {
 
 @pytest.fixture(scope="module")
 def prefix(build, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("installed")
+    folder = tmp_path_factory.mktemp("installed here")  # paths may have spaces
     run("cmake", "--install", build, "--prefix", folder)
     return folder
 

@@ -61,7 +61,9 @@ fn link_prefix(prefix: &Path) {
 }
 
 fn link_flags(flags: &str) {
-    for flag in flags.split_whitespace() {
+    // pkg-config puts a backslash before a space that is part of a path.
+    for flag in flags.replace("\\ ", "\0").split_whitespace() {
+        let flag = flag.replace('\0', " ");
         if let Some(folder) = flag.strip_prefix("-L") {
             println!("cargo:rustc-link-search=native={folder}");
         } else if let Some(library) = flag.strip_prefix("-l") {
