@@ -130,7 +130,9 @@ SPATTN_API uint32_t spattn_abi(void);
 SPATTN_API const char* spattn_build_json(void); /* compiler, kernels' architectures, features: one JSON object */
 SPATTN_API const char* spattn_status_name(spattn_status status); /* "SPATTN_E_SHAPE"; "SPATTN_E_UNKNOWN" otherwise */
 
-/* The last failure on this thread. A success leaves it as it was. Never NULL. */
+/* The last failure on this thread. A success leaves it as it was. Never NULL. The next failure replaces the texts, and
+ * what was returned before then points nowhere: ask in a statement after the call, not beside it among the arguments of
+ * one printf, whose order C leaves open. */
 SPATTN_API const char* spattn_last_error_text(void);
 SPATTN_API spattn_status spattn_last_error(spattn_error* result);
 
@@ -164,7 +166,7 @@ typedef struct spattn_context_options {
     void* alloc_user;
     spattn_log_fn log;           /* NULL = silent, or stderr where the environment sets SPATTN_LOG=error|info|debug */
     void* log_user;
-    spattn_enum log_level;       /* spattn_log_level; read only with `log`; 0 = SPATTN_LOG_INFO */
+    spattn_enum log_level;       /* spattn_log_level; has an effect only with `log`; 0 = SPATTN_LOG_INFO */
     int32_t cpu_threads;         /* 0 = all that this process may use; results never depend on it */
     spattn_parallel_for_fn parallel_for; /* the host's own threads; NULL = ours */
     void* parallel_for_user;
@@ -516,7 +518,8 @@ typedef struct spattn_problem {
                                            scales are float32 */
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
-    int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET */
+    int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET; 0 without it, as scale is
+                                           without its flag */
     double softcap;                     /* 0 = none, else 1e-6 .. 1e30 */
     int64_t page_size;                  /* with SPATTN_PLAN_STARTS: 0 = none, else 1 .. 65536, divides seq_k */
     spattn_dtype cache_dtype;           /* with SPATTN_PLAN_STARTS, of k and v: {0, 0, 0} = dtype, else dtype or
@@ -746,8 +749,10 @@ typedef struct spattn_peer { /* what goes between this rank and another: nothing
     uint32_t flags;
     int64_t tokens_sent, tokens_received; /* tokens whose keys and values go to it, and come from it */
     uint64_t sent_offset, sent_bytes, received_offset, received_bytes; /* its parts of the buffers */
-    uint64_t back_sent_offset, back_sent_bytes, back_received_offset, back_received_bytes; /* the same on the way back:
-                                             other numbers with a float8 dtype alone, as gradients are wider */
+    uint64_t back_sent_offset, back_sent_bytes, back_received_offset, back_received_bytes; /* the same parts on the
+                                             way back, still named after their buffers: gradients in the part of
+                                             `received` go to it, and what comes from it belongs in the part of `sent`.
+                                             Other numbers with a float8 dtype alone, as gradients are wider */
 } spattn_peer;
 SPATTN_API spattn_status spattn_sharding_peer(const spattn_sharding* sharding, int32_t rank, spattn_peer* result);
 /* Bytes of both buffers: where the parts of the last rank end, there or back, whichever is further. */

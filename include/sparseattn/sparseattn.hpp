@@ -760,7 +760,14 @@ class Buffer {
 public:
     Buffer() = default;
     explicit Buffer(WorkspaceSize size) : size_(size) {
-        if (size.bytes) memory_ = ::operator new(size.bytes, std::align_val_t(size.align));
+        if (!size.bytes) return;
+#ifdef SPARSEATTN_NO_EXCEPTIONS
+        // Without memory the buffer stays empty, and the pass that gets it says how many bytes it lacks.
+        memory_ = ::operator new(size.bytes, std::align_val_t(size.align), std::nothrow);
+        if (!memory_) size_ = {};
+#else
+        memory_ = ::operator new(size.bytes, std::align_val_t(size.align));
+#endif
     }
     Buffer(Buffer&& other) noexcept
         : size_(std::exchange(other.size_, {})), memory_(std::exchange(other.memory_, nullptr)) {}
@@ -958,7 +965,8 @@ struct WrittenKeys {
 //     sharding.plan().forward(args);                         // q of this rank, seen_k, seen_v
 // and after backward, which writes seen_dk and seen_dv:
 //     sharding.pack_gradients({seen_dk, seen_dv}, {received_memory, received.bytes});
-//     the same way back, from `received` to `sent`
+//     the same way back: the part of `received` that peer(rank).back_received_offset names goes to that rank, and what
+//     comes from it belongs in the part of `sent` at back_sent_offset
 //     sharding.add_gradients({seen_dk, seen_dv}, {sent_memory, sent.bytes}, {dk, dv});
 // Where Problem::dtype is float8_e4m3fn, gradients are bfloat16, and a peer says other parts for the way back. Scales
 // of rows travel with keys and values, so that ranks may round their own tokens:

@@ -25,6 +25,14 @@ TEST(what_succeeds) {
     CHECK(out == x);
 }
 
+// No process has so many bytes. The pass that gets this buffer says what it lacks.
+TEST(buffers_beyond_memory_are_empty) {
+    const sa::Buffer none(sa::WorkspaceSize{std::size_t(1) << 60, 64});
+    CHECK(sa::Workspace(none).memory == nullptr);
+    CHECK_EQ(sa::Workspace(none).bytes, std::size_t(0));
+    CHECK(!none.holds({1, 64}));
+}
+
 TEST(what_fails) {
     const sa::Pattern wrong = sa::window(-2, 0);
     CHECK(!wrong);
