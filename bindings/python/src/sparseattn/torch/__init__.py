@@ -11,6 +11,7 @@ torch.ops.sparseattn.forward and .backward; a call of plain tensors goes to the 
 """
 
 from .._step import Step
+from . import _flops as _flops
 from ._append import cache_append
 from ._attention import attention, attention_backward, plan, scaled_dot_product_attention
 from ._cache import KVCache, decode

@@ -13,7 +13,7 @@ from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
-from ._operators import FLOAT8_GRADIENTS, SCALES, name_in_graph, plan_for, refuse_again
+from ._operators import FLOAT8_GRADIENTS, SCALES, gradients_of, name_in_graph, plan_for, refuse_again
 from ._tensors import (
     PLAIN,
     PlainCall,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, found: TensorPlan | PlainCall, *operands: Any) -> Any:
+    def forward(ctx: Any, found: TensorPlan | PlainCall, scalars: tuple[Any, ...] | None, *operands: Any) -> Any:
         q, k, v, sink_logits, indices, index_counts = operands
         if isinstance(found, PlainCall):
             out, lse = found.run(q, k, v)
@@ -64,6 +64,7 @@ class _Attention(torch.autograd.Function):
             more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
             out, lse = found.run(q, k, v, return_lse=True, **more)
             ctx.plan = found
+        ctx.scalars = scalars
         ctx.save_for_backward(*operands, out, lse)  # the lists, too: autograd notices if one changes before backward
         ctx.set_materialize_grads(False)
         return out, lse
@@ -75,13 +76,17 @@ class _Attention(torch.autograd.Function):
             message = "gradients of a batch at once, as by is_grads_batched or vectorize, are not offered"
             raise UnsupportedError(f"{message}; accepted: one after the other", "SPATTN_E_UNSUPPORTED", "dout")
         if dout is None and dlse is None:
-            return (None,) * 7
+            return (None,) * 8
+        if _num_dispatch_modes() and ctx.scalars is not None:  # somebody looks on who did not in forward
+            operands, scalars = (q, k, v, sink_logits, indices, index_counts, None), ctx.scalars
+            gradients = gradients_of(dout, dlse, out, lse, operands, (name_of(ctx.plan._pattern), *scalars))
+            return None, None, *gradients, None, None
         more = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts}
         zero = torch.zeros_like(out) if dout is None else dout
         gradients = ctx.plan.backward(q, k, v, out, lse, zero, dlse=dlse, **more)
         if torch.is_grad_enabled():  # somebody means to differentiate once more
             gradients = once(gradients, dout, dlse, q, k, v, sink_logits)
-        return None, *gradients, *[None] * (6 - len(gradients))
+        return None, None, *gradients, *[None] * (6 - len(gradients))
 
 
 class _Once(torch.autograd.Function):
@@ -348,16 +353,17 @@ def _attend(
         return (out, lse) if return_lse else out
     is_scaled = not scales[0] is scales[1] is scales[2] is None
     is_plain = v is not None and sink_logits is None and indices is None and index_counts is None and not is_scaled
+    of_operator = scalars if context is None else None  # which runs in the default context
     if mask is None and is_plain:
         call = _find_plain_call(q, k, v, pattern, scalars, backward, return_lse or backward, context)
         if call is not None:
-            out, lse = _Attention.apply(call, q, k, v, *more) if backward else call.run(q, k, v)
+            out, lse = _Attention.apply(call, of_operator, q, k, v, *more) if backward else call.run(q, k, v)
             return (out, lse) if return_lse else out
     plan = plan_for(q, k, v, sink_logits, mask, pattern, scalars, backward, context)
     if not backward or is_scaled:  # float8 has no gradients here, and the library refuses scales of all else
         lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, scales))}
         return plan.run(q, k, v, sink_logits=sink_logits, return_lse=return_lse, **lists)
-    out, lse = _Attention.apply(plan, q, k, v, *more)
+    out, lse = _Attention.apply(plan, of_operator, q, k, v, *more)
     return (out, lse) if return_lse else out
 
 

@@ -118,7 +118,7 @@ _as_constant: Any = torch.compiler.assume_constant_result
 name_in_graph = _as_constant(_name_in_graph)
 
 
-def _pattern_of(name: str) -> Pattern:
+def pattern_of(name: str) -> Pattern:
     """The pattern of a graph's constant. Raises FormatError for the name of a pattern that another process had."""
     pattern = _kept_by_graphs.get(name)
     if pattern is not None:
@@ -130,7 +130,7 @@ def _pattern_of(name: str) -> Pattern:
 
 def _named(name: str) -> Any:
     """The same for a plan: a text is as good as its pattern, and found again without a parse."""
-    return _pattern_of(name) if name.startswith("#") else name
+    return pattern_of(name) if name.startswith("#") else name
 
 
 def _forward_fake(
@@ -142,7 +142,7 @@ def _forward_fake(
         if tensor is not None and tensor.device != q.device:
             message = f"argument {name} lies on {tensor.device}; accepted: {q.device}, where q lies"
             raise ArgumentError(message, "SPATTN_E_DEVICE", name)
-    _kept_by_graphs[pattern] = _pattern_of(pattern)
+    _kept_by_graphs[pattern] = pattern_of(pattern)
     out = [*q.shape[:-1], sizes["head_dim_v"]]
     lse = [sizes["heads_q"], sizes["seq_q"]] if axes == "thd" else [sizes["batch"], sizes["heads_q"], sizes["seq_q"]]
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
@@ -170,11 +170,14 @@ def _differentiate(ctx: Any, dout: Any, dlse: Any) -> Any:
     num_inputs = _NUM_OPERANDS + _NUM_SCALARS + 1 + len(SCALES)
     if dout is None and dlse is None:
         return (None,) * num_inputs
-    gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *ctx.scalars)
-    dq, dk, dv, dsink = gradients
-    v, sink_logits = operands[2:4]
-    found = dq, dk, None if v is None else dv, None if sink_logits is None else dsink
+    found = gradients_of(dout, dlse, out, lse, operands, ctx.scalars)
     return *found, *[None] * (num_inputs - len(found))
+
+
+def gradients_of(dout: Any, dlse: Any, out: Any, lse: Any, operands: Sequence[Any], scalars: Sequence[Any]) -> Any:
+    """Of q, k, v and sink_logits, by the operator; None of what is None. Operands and scalars are those of the schema."""
+    gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *scalars)
+    return tuple(None if operand is None else x for operand, x in zip(operands, gradients))
 
 
 def refuse_again(ctx: Any, *gradients: Any) -> Any:
