@@ -19,7 +19,9 @@ from ._tensors import (
     PlainCall,
     TensorPlan,
     context_of,
+    in_documents,
     refuse_gradients,
+    require_documents,
     require_memory,
     require_tensor,
     split_mask,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
         q_scales: torch.Tensor | None
         k_scales: torch.Tensor | None
         v_scales: torch.Tensor | None
+        cu_q: torch.Tensor | None
+        cu_k: torch.Tensor | None
 
 
 # ---- eager calls: an autograd function of its own takes a tenth of an operator's ----
@@ -111,7 +115,9 @@ _is_batch = torch._C._functorch.is_legacy_batchedtensor
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, Any]) -> bool:
+def _is_eager(
+    q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, Any], documents: tuple[Any, Any]
+) -> bool:
     """Whether nobody looks on: no subclass of tensors, no dispatch mode, no transform of torch.func, no tracer, no
     derivatives that go forward."""
     return (
@@ -121,6 +127,8 @@ def _is_eager(q: Any, k: Any, v: Any, sink_logits: Any, scales: tuple[Any, Any, 
         and (v is None or type(v) in PLAIN)
         and (sink_logits is None or type(sink_logits) in PLAIN)
         and (scales[0] is scales[1] is scales[2] is None or all(x is None or type(x) in PLAIN for x in scales))
+        and (documents[0] is None or type(documents[0]) in PLAIN)
+        and (documents[1] is None or type(documents[1]) in PLAIN)
         and not _num_dispatch_modes()
         and _functorch_level() is None
         and not _is_tracing()
@@ -176,6 +184,8 @@ def attention(
     q_scales: torch.Tensor | None = None,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
+    cu_q: torch.Tensor | None = None,
+    cu_k: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
     """sparseattn.attention of tensors: out, or (out, lse), which autograd knows how to differentiate once.
@@ -189,6 +199,10 @@ def attention(
              [batch, heads, seq_q, seq_k], and seq_q may be 1 in a mask of keys alone. The host reads a mask with every
              call: where it stays the same, sparseattn.mask makes a pattern of it once. In what torch.compile compiles,
              a pattern is a text, a mask, or was made outside
+    cu_q, cu_k  int32 or int64 [documents + 1]: the pattern is that of each document of a packed sequence, as in
+             sparseattn.per_document(pattern, cu_q, cu_k), with offsets that come with the call, so that code that was
+             compiled once serves other documents. cu_k None is cu_q. The host reads them, at once on the CPU, where
+             they are best kept; it waits for those that lie on a GPU
     deterministic  bit-equal gradients between calls, also where torch.use_deterministic_algorithms asks for them; on
              the CPU they always are
     context  None is one for the device where q lies, on the CPU with as many threads as torch.get_num_threads() says when
@@ -203,7 +217,8 @@ def attention(
     pattern, mask = split_mask(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     scalars = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
-    return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context, (q_scales, k_scales, v_scales))
+    scales = (q_scales, k_scales, v_scales)
+    return _attend(q, k, v, lists, mask, pattern, scalars, return_lse, context, scales, (cu_q, cu_k))
 
 
 def attention_backward(
@@ -231,6 +246,8 @@ def attention_backward(
     q_scales: torch.Tensor | None = None,
     k_scales: torch.Tensor | None = None,
     v_scales: torch.Tensor | None = None,
+    cu_q: torch.Tensor | None = None,
+    cu_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients (dq, dk, dv) of attention(q, k, v, pattern, return_lse=True, ...), which gave out and lse.
 
@@ -248,7 +265,7 @@ def attention_backward(
     pattern, mask = split_mask(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
-    plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context)
+    plan = plan_for(q, k, v, sink_logits, mask, pattern, options, True, context, (cu_q, cu_k))
     more = {"dlse": dlse, "indices": indices, "index_counts": index_counts, "sink_logits": wide_sinks(sink_logits)}
     more |= {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
     dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, **more)
@@ -321,22 +338,24 @@ def _attend(
     return_lse: bool = False,
     context: Context | None = None,
     scales: tuple[Any, Any, Any] = (None, None, None),
+    documents: tuple[Any, Any] = (None, None),
 ) -> Any:
     """attention, with a mask beside the pattern.
 
-    more is sink_logits, indices, index_counts; scales are those of q, k and v
+    more is sink_logits, indices, index_counts; scales are those of q, k and v; documents are cu_q and cu_k
     """
     sink_logits, indices, index_counts = more
     sink_logits = wide_sinks(sink_logits)
     more = sink_logits, indices, index_counts
     scalars = with_numbers(scalars)
-    is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales)
+    is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales, documents)
     if not is_eager:
         named = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, **dict(zip(SCALES, scales))}
         for name, tensor in named.items():
             is_needed = tensor is not None or name in ("q", "k")
             if is_needed and (not isinstance(tensor, torch.Tensor) or tensor.is_nested):
                 require_tensor(tensor, name)
+        require_documents(*documents)
         if not torch.compiler.is_compiling():
             refuse_transforms(**named)
     if not is_eager or _is_any_autocast_enabled():
@@ -349,8 +368,9 @@ def _attend(
         if context is not None:
             raise ArgumentError("context is given; accepted in compiled code: None", "SPATTN_E_ARGUMENT", "context")
         name = name_of(pattern)
-        out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward, *scales)
+        out, lse = torch.ops.sparseattn.forward(q, k, v, *more, mask, name, *scalars, backward, *scales, *documents)
         return (out, lse) if return_lse else out
+    pattern = in_documents(pattern, *documents)
     is_scaled = not scales[0] is scales[1] is scales[2] is None
     is_plain = v is not None and sink_logits is None and indices is None and index_counts is None and not is_scaled
     of_operator = scalars if context is None else None  # which runs in the default context

@@ -9,7 +9,7 @@ import torch
 
 from .._core import ArgumentError, ShapeError
 from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
-from ._tensors import require_tensor, split_mask, wide_sinks
+from ._tensors import require_documents, require_tensor, split_mask, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         indices: torch.Tensor | None
         index_counts: torch.Tensor | None
         sink_logits: torch.Tensor | None
+        cu_q: torch.Tensor | None
+        cu_k: torch.Tensor | None
 
 _LARGEST, _LEAST_SCALE = 448.0, 2.0**-126
 _FRACTION = 0x7FFFFF  # bits of a float32
@@ -102,6 +104,8 @@ class _Float8Attention(torch.autograd.Function):
         indices: Any,
         index_counts: Any,
         mask: Any,
+        cu_q: Any,
+        cu_k: Any,
         pattern: str,
         scalars: tuple[Any, ...],
         scales: Any,
@@ -110,8 +114,8 @@ class _Float8Attention(torch.autograd.Function):
         rounded = [(None, None) if x is None else to_float8(x, axes=scalars[0], scales=scales) for x in (q, k, v)]
         elements, factors = zip(*rounded)
         more = (sink_logits, indices, index_counts, mask)
-        out, lse = torch.ops.sparseattn.forward(*elements, *more, pattern, *scalars, backward, *factors)
-        ctx.save_for_backward(*elements, *more, *factors, out, lse)
+        out, lse = torch.ops.sparseattn.forward(*elements, *more, pattern, *scalars, backward, *factors, cu_q, cu_k)
+        ctx.save_for_backward(*elements, *more, *factors, cu_q, cu_k, out, lse)
         ctx.pattern, ctx.scalars = pattern, scalars
         ctx.dtypes = [x if x is None else x.dtype for x in (q, k, v)]
         ctx.set_materialize_grads(False)
@@ -120,14 +124,14 @@ class _Float8Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 11
-        *operands, q_scales, k_scales, v_scales, out, lse = ctx.saved_tensors
-        scales = q_scales, k_scales, v_scales
+            return (None,) * 13
+        saved = ctx.saved_tensors
+        operands, later, (out, lse) = saved[:7], saved[7:-2], saved[-2:]
         *gradients, dsink = torch.ops.sparseattn.backward(
-            dout, dlse, out, lse, *operands, ctx.pattern, *ctx.scalars, *scales
+            dout, dlse, out, lse, *operands, ctx.pattern, *ctx.scalars, *later
         )
         found = [None if dtype is None else x.to(dtype) for x, dtype in zip(gradients, ctx.dtypes)]
-        return *found, None if operands[3] is None else dsink, *[None] * 7
+        return *found, None if operands[3] is None else dsink, *[None] * 9
 
 
 @overload
@@ -171,6 +175,8 @@ def float8_attention(
     indices: torch.Tensor | None = None,
     index_counts: torch.Tensor | None = None,
     sink_logits: torch.Tensor | None = None,
+    cu_q: torch.Tensor | None = None,
+    cu_k: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
     """attention of operands that are rounded to float8_e4m3fn first, for training, too: out, or (out, lse).
@@ -187,6 +193,7 @@ def float8_attention(
     for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
         if tensor is not None or name in ("q", "k"):
             require_tensor(tensor, name)
+    require_documents(cu_q, cu_k)
     if not torch.compiler.is_compiling():
         refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     q, k, v = autocast(q, k, v)
@@ -197,6 +204,6 @@ def float8_attention(
     sink_logits = wide_sinks(sink_logits)
     backward = needs_gradients(q, k, v, sink_logits)
     more = (sink_logits, indices, index_counts, mask)
-    out, lse = _Float8Attention.apply(q, k, v, *more, name, scalars, scales, backward)
+    out, lse = _Float8Attention.apply(q, k, v, *more, cu_q, cu_k, name, scalars, scales, backward)
     out = out.to(q.dtype)
     return (out, lse) if return_lse else out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What torch.utils.flop_counter counts of the operators: FLOPs on the pairs that a call keeps, as Plan.stats has them."""
+"""What torch.utils.flop_counter counts of the operators: FLOPs on the pairs that are kept, as Plan.stats has them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,46 @@ from .._core import Context, default_context
 from .._patterns import Pattern, Stats
 from .._plans import Plan, find
 from .._problem import sizes_of
-from ._operators import pattern_of
-from ._tensors import PLAIN, with_mask
+from ._operators import NUM_OPERANDS, NUM_SCALARS, SCALES, pattern_of
+from ._tensors import PLAIN, in_documents, with_mask
+
+_FLAG = NUM_OPERANDS + NUM_SCALARS  # where forward's own scalar stands
 
 
 def _flops_forward(*arguments: Any, out_val: Any = None, **options: Any) -> int:
-    return int(_stats_of(*arguments).flops_forward)
+    before, later = arguments[:_FLAG], arguments[_FLAG + 1 :]
+    return int(_stats_of(*before, *later).flops_forward)
 
 
-def _flops_backward(dout: Any, dlse: Any, out: Any, lse: Any, *arguments: Any, out_val: Any = None, **options: Any) -> int:
+def _flops_backward(
+    dout: Any, dlse: Any, out: Any, lse: Any, *arguments: Any, out_val: Any = None, **options: Any
+) -> int:
     return int(_stats_of(*arguments).flops_backward)
 
 
 def _stats_of(
-    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *scalars: Any
+    q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *more: Any
 ) -> Stats:
-    """Of a call of an operator; scalars are those of its schema. Lists of a call count with all entries that they have
-    room for, and so do masks whose numbers are not there, as of fake tensors."""
-    name, axes, _, _, q_offset, head_dim_v, *_ = scalars
+    """Of a call of an operator; more is what else its schema has, without the flag of forward.
+
+    Lists of a call count with all entries that they have room for. Masks and documents whose numbers are not there, as
+    those of fake tensors, count with all that they may keep.
+    """
+    name, axes, _, _, q_offset, head_dim_v = more[:6]
+    documents = more[NUM_SCALARS + len(SCALES) :]
     pattern: Any = pattern_of(name)
-    if mask is not None and type(mask) in PLAIN and not mask.is_meta:
+    if all(x is None or _has_numbers(x) for x in documents):
+        pattern = in_documents(pattern, *documents)
+    if mask is not None and _has_numbers(mask):
         pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
     shapes = tuple(None if x is None else tuple(map(int, x.shape)) for x in (q, k, v))
     key = (shapes, axes, *(n if n is None else int(n) for n in (q_offset, head_dim_v)))
     found: Stats = find(_make_stats, default_context(), pattern, key)
     return found
+
+
+def _has_numbers(tensor: torch.Tensor) -> bool:
+    return type(tensor) in PLAIN and not tensor.is_meta
 
 
 def _make_stats(

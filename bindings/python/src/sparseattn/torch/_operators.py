@@ -13,24 +13,25 @@ from .._core import ArgumentError, Context, UnsupportedError
 from .._patterns import Pattern, load, pattern_named
 from .._plans import find_plan
 from .._problem import sizes_of
-from ._tensors import TensorPlan, context_of, with_mask
+from ._tensors import TensorPlan, context_of, in_documents, with_mask
 
 _OPERANDS = "Tensor q, Tensor k, Tensor? v, Tensor? sink_logits, Tensor? indices, Tensor? index_counts, Tensor? mask"
 _SCALARS = (
     "str pattern, str axes, float? scale, float? softcap, SymInt? q_offset, SymInt? head_dim_v, bool deterministic, "
     "bool reference, bool tf32"
 )
-_NUM_OPERANDS, _NUM_SCALARS = 7, 9
+NUM_OPERANDS, NUM_SCALARS = 7, 9
 SCALES = ("q_scales", "k_scales", "v_scales")
 FLOAT8_GRADIENTS = (  # where they are
     "sparseattn.torch.float8_attention of tensors that are not rounded yet, or a call under torch.no_grad()"
 )
 
 _library = torch.library.Library("sparseattn", "DEF")
-_OF_SCALES = ", ".join(f"Tensor? {name}=None" for name in SCALES)
-_library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward, {_OF_SCALES}) -> (Tensor out, Tensor lse)")
+_LATER = (*SCALES, "cu_q", "cu_k")  # operands behind the scalars, which calls may leave out
+_OF_LATER = ", ".join(f"Tensor? {name}=None" for name in _LATER)
+_library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward, {_OF_LATER}) -> (Tensor out, Tensor lse)")
 _library.define(
-    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}, {_OF_SCALES}) -> "
+    f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}, {_OF_LATER}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)"
 )
 
@@ -45,9 +46,16 @@ def plan_for(
     scalars: Sequence[Any],
     backward: bool,
     context: Context | None = None,
+    documents: Sequence[Any] = (None, None),
 ) -> Any:
-    """The plan of a call, found again; mask is a bool tensor that cuts the pattern, scalars are those of the schema."""
+    """The plan of a call, found again.
+
+    mask       a bool tensor that cuts the pattern
+    scalars    those of the schema
+    documents  cu_q and cu_k, of whose documents the pattern is
+    """
     axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32 = scalars
+    pattern = in_documents(pattern, *documents)
     if mask is not None:
         pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
     return find_plan(
@@ -73,19 +81,20 @@ def plan_for(
 def _forward(
     q: Any, k: Any, v: Any, sink_logits: Any, indices: Any, index_counts: Any, mask: Any, *more: Any
 ) -> Any:
-    """The operator; more is what else its schema has, without the last scales where they are None."""
-    pattern, *options, backward = more[: _NUM_SCALARS + 1]
-    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), options, backward)
-    lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, more[_NUM_SCALARS + 1 :]))}
+    """The operator; more is what else its schema has, without the last operands where they are None."""
+    pattern, *options, backward = more[: NUM_SCALARS + 1]
+    later = more[NUM_SCALARS + 1 :]
+    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), options, backward, documents=later[len(SCALES) :])
+    lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, later))}
     return plan.run(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
 
 
 def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, *more: Any) -> Any:
     """The operator; more as in _forward. What a call has no gradient of, dv or dsink_logits, has no elements."""
     sink_logits, indices, index_counts, mask, pattern, *options = more
-    scalars, scales = options[: _NUM_SCALARS - 1], options[_NUM_SCALARS - 1 :]
-    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), scalars, True)
-    lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, scales))}
+    scalars, later = options[: NUM_SCALARS - 1], options[NUM_SCALARS - 1 :]
+    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), scalars, True, documents=later[len(SCALES) :])
+    lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, later))}
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **lists)
     return dq, dk, dq.new_empty(0) if dv is None else dv, dsink[0] if dsink else lse.new_empty(0)
@@ -157,26 +166,28 @@ def _backward_fake(
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.scalars = inputs[_NUM_OPERANDS : _NUM_OPERANDS + _NUM_SCALARS]
-    ctx.save_for_backward(*inputs[:_NUM_OPERANDS], *output)
+    ctx.scalars = inputs[NUM_OPERANDS : NUM_OPERANDS + NUM_SCALARS]
+    ctx.save_for_backward(*inputs[-2:], *inputs[:NUM_OPERANDS], *output)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, dout: Any, dlse: Any) -> Any:
-    *operands, out, lse = ctx.saved_tensors
+    cu_q, cu_k, *operands, out, lse = ctx.saved_tensors
     if operands[0].dtype == torch.float8_e4m3fn:
         message = "q is float8_e4m3fn, to which autograd would round its gradient"
         raise UnsupportedError(f"{message}; accepted: {FLOAT8_GRADIENTS}", "SPATTN_E_UNSUPPORTED", "q")
-    num_inputs = _NUM_OPERANDS + _NUM_SCALARS + 1 + len(SCALES)
+    num_inputs = NUM_OPERANDS + NUM_SCALARS + 1 + len(_LATER)
     if dout is None and dlse is None:
         return (None,) * num_inputs
-    found = gradients_of(dout, dlse, out, lse, operands, ctx.scalars)
+    found = gradients_of(dout, dlse, out, lse, operands, ctx.scalars, None, None, None, cu_q, cu_k)
     return *found, *[None] * (num_inputs - len(found))
 
 
-def gradients_of(dout: Any, dlse: Any, out: Any, lse: Any, operands: Sequence[Any], scalars: Sequence[Any]) -> Any:
-    """Of q, k, v and sink_logits, by the operator; None of what is None. Operands and scalars are those of the schema."""
-    gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *scalars)
+def gradients_of(
+    dout: Any, dlse: Any, out: Any, lse: Any, operands: Sequence[Any], scalars: Sequence[Any], *later: Any
+) -> Any:
+    """Of q, k, v and sink_logits, by the operator, whose schema has the rest; None of what is None."""
+    gradients = torch.ops.sparseattn.backward(dout, dlse, out, lse, *operands, *scalars, *later)
     return tuple(None if operand is None else x for operand, x in zip(operands, gradients))
 
 

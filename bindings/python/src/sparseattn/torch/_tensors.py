@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tensors as the library's, plans of tensors, and masks that lie in tensors."""
+"""Tensors as the library's, plans of tensors, and masks and documents that lie in tensors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .._arrays import FLOAT8, accepted_dtypes, make_tensor
 from .._core import ArgumentError, Context, DTypeError, ShapeError, context_with, default_context, ffi, lib
 from .._frames import FORWARD, Frame
 from .._indexed import mask_of_keys
-from .._patterns import Pattern, as_pattern
-from .._plans import Plan
+from .._patterns import Pattern, as_pattern, per_document
+from .._plans import Plan, find
 from .._step import OTHER_NUMBERS
 
 _DTYPES = {
@@ -298,7 +298,7 @@ def _place_of(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-# ---- masks ----
+# ---- patterns whose numbers lie in tensors ----
 
 
 def split_mask(pattern: Any) -> tuple[Any, torch.Tensor | None]:
@@ -329,3 +329,35 @@ def with_mask(pattern: Any, mask: torch.Tensor, seq_q: int) -> Pattern:
     values = mask.detach().cpu().numpy()
     kept = mask_of_keys(values, seq_q) if mask.shape[-2] == 1 else as_pattern(values, "mask")
     return kept if pattern == "full" else as_pattern(pattern) & kept
+
+
+def in_documents(pattern: Any, cu_q: torch.Tensor | None = None, cu_k: torch.Tensor | None = None) -> Any:
+    """per_document(pattern, cu_q, cu_k) of tensors, which the host reads; the pattern itself where cu_q is None.
+
+    The same numbers give the same Pattern, whose plans are found again: a step's layers, and their backward, bring them.
+
+    Raises DTypeError, ShapeError, ArgumentError: .argument is "cu_q" or "cu_k".
+    """
+    if cu_q is None and cu_k is None:
+        return pattern
+    require_documents(cu_q, cu_k)
+    read = (None if x is None else x.long().cpu().numpy().tobytes() for x in (cu_q, cu_k))
+    return find(_make_documents, default_context(), pattern, tuple(read))
+
+
+def require_documents(cu_q: Any, cu_k: Any) -> None:
+    """Raises DTypeError, ShapeError, ArgumentError for what in_documents would not read; None is no document."""
+    for argument, offsets in (("cu_q", cu_q), ("cu_k", cu_k)):
+        if offsets is None and (cu_k is None or argument == "cu_k"):
+            continue
+        require_memory(offsets, argument)
+        if offsets.dtype not in (torch.int32, torch.int64):
+            message = f"argument {argument} is {offsets.dtype}; accepted: torch.int32, torch.int64"
+            raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+        if offsets.dim() != 1:
+            message = f"argument {argument} has shape {list(offsets.shape)}; accepted: [documents + 1]"
+            raise ShapeError(message, "SPATTN_E_SHAPE", argument)
+
+
+def _make_documents(context: Context, pattern: Pattern, cu_q: bytes, cu_k: bytes | None) -> Pattern:
+    return per_document(pattern, *(x if x is None else np.frombuffer(x, np.int64) for x in (cu_q, cu_k)))
