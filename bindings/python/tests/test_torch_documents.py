@@ -63,8 +63,9 @@ def test_other_axes_float8_and_gradients_by_hand():
     assert all(map(torch.equal, *gradients))
     x = [y.detach() for y in (q, k, v)]
     out, lse = sat.attention(*x, pattern, axes="thd", return_lse=True)
-    by_hand = sat.attention_backward(*x, out, lse, torch.ones_like(out), PATTERN, axes="thd", cu_q=OFFSETS)
-    assert all(map(torch.equal, by_hand, sat.attention_backward(*x, out, lse, torch.ones_like(out), pattern, axes="thd")))
+    given = (*x, out, lse, torch.ones_like(out))
+    by_hand = sat.attention_backward(*given, PATTERN, axes="thd", cu_q=OFFSETS)
+    assert all(map(torch.equal, by_hand, sat.attention_backward(*given, pattern, axes="thd")))
 
 
 def test_the_operator_is_what_torch_expects():
@@ -82,7 +83,8 @@ def test_compiled_once_for_documents_of_any_lengths(monkeypatch):
         return out.sin().sum() + torch.where(lse > -torch.inf, lse, 0).sum()
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
-    for tokens, offsets in ((70, OFFSETS), (70, OFFSETS + 2), (33, torch.tensor([0, 33])), (50, torch.arange(0, 51, 5))):
+    steps = (70, OFFSETS), (70, OFFSETS + 2), (33, torch.tensor([0, 33])), (50, torch.arange(0, 51, 5))
+    for tokens, offsets in steps:
         q, k, v = operands(tokens)
         found, expected = compiled(q, k, v, offsets), layer(q, k, v, offsets)
         torch.testing.assert_close(found, expected)

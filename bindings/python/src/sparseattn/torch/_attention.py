@@ -212,6 +212,10 @@ def attention(
     of sparseattn.attention: a scale of float8 that all rows of q, or of k, share is best a factor of the option scale.
     q, k, v, sink_logits and the lse that is returned have gradients; sink_logits may be bfloat16 or float16, too. Under
     autocast q, k and v are cast, as torch's own attention casts them, but for those of float8.
+
+    Of DTensors, as tensor and data parallelism split them along heads and batch, each device attends to its part, and the
+    results are split as q. What cannot be split so, such as tokens, is replicated first; q, k, v, sink_logits and scales
+    are all DTensors of one mesh then, and other tensors may be plain ones, the same on all devices.
     """
     lists = (sink_logits, indices, index_counts)
     pattern, mask = split_mask(pattern)
@@ -349,6 +353,10 @@ def _attend(
     more = sink_logits, indices, index_counts
     scalars = with_numbers(scalars)
     is_eager = not torch.compiler.is_compiling() and _is_eager(q, k, v, sink_logits, scales, documents)
+    if not is_eager and hasattr(q, "device_mesh"):  # a DTensor: who has one has imported torch's module
+        from ._dtensor import attend
+
+        return attend(q, k, v, more, mask, pattern, scalars, return_lse, context, scales, documents)
     if not is_eager:
         named = {"q": q, "k": k, "v": v, "sink_logits": sink_logits, **dict(zip(SCALES, scales))}
         for name, tensor in named.items():

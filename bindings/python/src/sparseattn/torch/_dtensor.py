@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Attention of DTensors: each device attends to those batch entries and heads that it holds of the queries.
+
+Attention is given the tensors that lie on the device, by to_local and from_local, which every release of torch has and
+autograd knows. A rule for the operators would be one of torch's that it calls experimental, and could not look at the
+sizes of several dimensions of a mesh at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from .._core import ArgumentError
+from .._problem import sizes_of
+from ._attention import _attend, name_of
+from ._operators import pattern_of
+
+
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    more: tuple[Any, Any, Any],
+    mask: Any,
+    pattern: Any,
+    scalars: tuple[Any, ...],
+    return_lse: bool,
+    context: Any,
+    scales: tuple[Any, Any, Any],
+    documents: tuple[Any, Any],
+) -> Any:
+    """attention of DTensors on one mesh: out, or (out, lse), split as q where that is possible.
+
+    Where a dimension of the mesh splits the batch of q, or its heads, the other operands are split in the same way, and
+    no device needs another's part. All else is replicated first: queries of a part of the tokens, heads that the key
+    heads do not allow to split, and what a pattern tells apart. Lists, masks and documents that are no DTensors are
+    the same on all devices.
+
+    Raises ArgumentError where q, k, v, sink_logits or scales are not all DTensors of one mesh, and as attention.
+    """
+    sink_logits, indices, index_counts = more
+    axes, mesh = scalars[0], q.device_mesh
+    of_rows, of_lists = axes[:-1], {"thd": "thl"}.get(axes, "bshl")
+    named = {"q": (q, axes), "k": (k, axes), "v": (v, axes), "sink_logits": (sink_logits, "h")}
+    named |= {name: (x, of_rows) for name, x in zip(("q_scales", "k_scales", "v_scales"), scales)}
+    for name, (x, _) in named.items():
+        is_needed = x is not None or name == "k"
+        if is_needed and (not isinstance(x, DTensor) or x.device_mesh != mesh):
+            message = f"argument {name} is no DTensor on the mesh of q; accepted: one on {mesh}"
+            raise ArgumentError(message, "SPATTN_E_DEVICE", name)
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, scalars[4])
+    split = _split(q, sizes["heads_kv"], axes, *_told_apart(pattern))
+
+    # An axis of size 1 serves all heads, or all batch entries.
+    of_mask = "" if mask is None else "".join(x if n > 1 else "1" for x, n in zip("bhqk"[-mask.dim() :], mask.shape))
+    given = {**named, "indices": (indices, of_lists), "index_counts": (index_counts, of_lists[:-1])}
+    given |= {"mask": (mask, of_mask)}
+    here = {name: _local(x, letters, split, mesh) for name, (x, letters) in given.items()}
+    cu_q, cu_k = (x.full_tensor() if isinstance(x, DTensor) else x for x in documents)
+    found = _attend(
+        here["q"],
+        here["k"],
+        here["v"],
+        (here["sink_logits"], here["indices"], here["index_counts"]),
+        here["mask"],
+        pattern,
+        scalars,
+        True,
+        context,
+        (here["q_scales"], here["k_scales"], here["v_scales"]),
+        (cu_q, cu_k),
+    )
+    out = _of_all(found[0], axes, (*q.shape[:-1], sizes["head_dim_v"]), split, mesh)
+    rows = dict(zip(axes, q.shape))
+    of_lse = "ht" if axes == "thd" else "bhs"
+    lse = _of_all(found[1], of_lse, [rows[letter] for letter in of_lse], split, mesh)
+    return (out, lse) if return_lse else out
+
+
+def _split(q: Any, heads_kv: int, axes: str, tells_heads: bool, tells_batch: bool) -> str:
+    """What each dimension of the mesh splits: "h" for heads, "b" for the batch, "-" for nothing."""
+    split, ways = "", 1
+    for size, placement in zip(q.device_mesh.shape, q.placements):
+        letter = axes[placement.dim] if isinstance(placement, Shard) else "-"
+        if letter == "h" and not tells_heads and heads_kv % (ways * size) == 0:
+            ways *= size  # whole groups of query heads stay beside their key head
+        elif letter != "b" or tells_batch:
+            letter = "-"
+        split += letter
+    return split
+
+
+def _told_apart(pattern: Any) -> tuple[bool, bool]:
+    """Whether a pattern tells heads apart, and batch entries. Where this does not find out, as of a mask that was
+    loaded, the pattern has another number of them than a part has, which the library refuses."""
+    made = pattern_of(name_of(pattern))
+    text, sizes = str(made), made._sizes
+    return "per_head(" in text or sizes.get("heads", 1) > 1, "per_batch(" in text or sizes.get("batch", 1) > 1
+
+
+def _local(x: Any, letters: str, split: str, mesh: Any) -> Any:
+    """This device's part; letters name the axes."""
+    if x is None:
+        return None
+    if not isinstance(x, DTensor):
+        x = DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    placements = _placements(letters, split)
+    # Of what all devices of a dimension have, each makes a part of the gradient from its own share of the work.
+    back = [p if letter == "-" or p.is_shard() else Partial() for letter, p in zip(split, placements)]
+    return x.redistribute(mesh, placements).to_local(grad_placements=back)
+
+
+def _placements(letters: str, split: str) -> list[Any]:
+    return [Shard(letters.index(letter)) if letter in letters else Replicate() for letter in split]
+
+
+def _of_all(x: torch.Tensor, letters: str, shape: Any, split: str, mesh: Any) -> Any:
+    stride = torch.empty(shape, device="meta").stride()
+    placements = _placements(letters, split)
+    return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
