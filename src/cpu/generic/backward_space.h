@@ -147,9 +147,12 @@ inline void reach(const Problem& p, const LayoutView& layout, const TasksView& t
     int32_t last = -1;
     for (int32_t i = tasks.begin[w]; i < tasks.begin[w + 1]; ++i) {
         const Task& t = tasks.tasks[i];
-        int32_t skip = t.skip, take = t.take;
+        int32_t skip = t.skip, take = t.take, kind_before = -1;
         for (int64_t g = 0; g < group; ++g) {
-            const Slice slice = slice_of(layout.by_key, layout.kind_of_head[t.head * group + g], t.row);
+            const int32_t kind = layout.kind_of_head[t.head * group + g];
+            if (t.part == whole_row && kind == kind_before) continue;  // heads that see the same reach the same
+            kind_before = kind;
+            const Slice slice = slice_of(layout.by_key, kind, t.row);
             for (Walk left = walk_round(layout.by_key, slice, round, skip, take); left.take > 0; ++left.run) {
                 const Run& run = *left.run;
                 const int32_t skipped = left.skip < run.count ? left.skip : run.count, more = run.count - skipped;
