@@ -55,6 +55,7 @@ struct Forward : Tile<D, false> {
           head(task.head % params.heads_q) {}
 
     __device__ void run() {
+        if (task.part != whole_row && task.take == 0) return;  // of no row: another task may have that part
         Base::take_rows(task.row, first_row);
         Base::clear(shared.sums(), at.rows * params.room);
 #pragma unroll

@@ -195,6 +195,7 @@ struct Forward {
           sums(shared) {}
 
     __device__ __forceinline__ void run() {
+        if (place.task.part != whole_row && place.task.take == 0) return;  // of no row: another task may have that part
         const LayoutView& layout = params.layout;
         const int parts = layout.block_k / step_tokens;
         ReverseWalk walk(layout.by_query, place.kind, place.task);
