@@ -63,6 +63,8 @@ TEST(tensor_core_rows_backward) {
             if (n % 3 == 0) c.head_dim -= 24;
             if (n % 5 == 0) c.head_dim_v -= 8 * (n % 7);
             c.softcap = n % 7 == 1 ? 1.5 : 0, c.sinks = n % 5 == 2, c.dlse = n % 11 < 6;
+            // Where queries see one key, dp less delta is all rounding, of each query, and the key's gradient their sum.
+            if (c.tf32) c.bound = 2e-2;
             cases.push_back(c);
         }
         prepare_truths(cases);

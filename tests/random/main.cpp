@@ -299,10 +299,13 @@ private:
             if (problem.is_large && read(planned.explained).seconds > most_seconds) planned.plan.reset();
         }
         problem.is_dispatched = read(planned.explained).dispatches;
+        bool rounds_to_tf32 = false;
         for (const std::string& row : planned.rows)
             problem.is_gathered |= row.find("gather_backward") != std::string::npos,
                 problem.multiplies_float8 |= row.find("_float8_") != std::string::npos,
-                problem.splits_float32 |= row.rfind("sm80_", 0) == 0 && row.find("_f32_") != std::string::npos;
+                problem.splits_float32 |= row.rfind("sm80_", 0) == 0 && row.find("_f32_") != std::string::npos,
+                rounds_to_tf32 |= row.find("_tf32_") != std::string::npos;
+        problem.splits_float32 &= !rounds_to_tf32;  // of two passes, the bounds are those of the worse
         Tensors tensors(problem);
         run_now(worker, planned.plan.get(), problem, tensors, pin);
         const Findings found = compare(problem, tensors);
