@@ -12,10 +12,7 @@ XLA's stream, with its memory.
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import pathlib
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -25,46 +22,12 @@ import numpy as np
 from ._arrays import FLOATS, dtype_code, read_dtype
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._indexed import pattern_of_call
+from ._jax_calls import OPTIONAL, SCALES, Call, invoke, register, which
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, shape_of_lists, sizes_of
 
 if TYPE_CHECKING:
     from ._patterns import AnyPattern, Pattern
-
-
-_registering = threading.Lock()
-
-
-def register() -> None:
-    """Tells XLA our calls, once. All functions here do so first: it is for a program of jax.export in a process that
-    has called none of them. An import alone must not: it would make JAX choose its devices."""
-    with _registering:
-        _register_once()
-
-
-@functools.cache
-def _register_once() -> None:
-    handlers = ctypes.CDLL(str(pathlib.Path(__file__).with_name("_xla.so")))
-    for op in ("forward", "backward"):
-        for platform in ("cpu", "cuda"):
-            handler = getattr(handlers, f"spattn_xla_{op}_{platform}")
-            name = {"cpu": "cpu", "cuda": "CUDA"}[platform]
-            jax.ffi.register_ffi_target(f"sparseattn_{op}", jax.ffi.pycapsule(handler), platform=name)
-
-
-_SCALES = ("q_scales", "k_scales", "v_scales")  # their first letters name what has these rows
-_OPTIONAL = ("indices", "index_counts", *_SCALES)  # in the order in which the handlers read them
-
-
-class _Call(NamedTuple):
-    """What is constant in a call: all are bytes, which hash, and which mean the same in every process."""
-
-    pattern: bytes
-    problem: bytes
-    given: bytes  # which of _OPTIONAL are: 1, or 0
-
-    def attributes(self) -> dict[str, np.ndarray]:
-        return {name: np.frombuffer(value, np.uint8) for name, value in self._asdict().items()}
 
 
 class _Operands(NamedTuple):
@@ -74,44 +37,22 @@ class _Operands(NamedTuple):
     k: Any
     v: Any
     sink_logits: Any
-    indices: Any = None  # from here on as in _OPTIONAL
+    indices: Any = None  # from here on as in OPTIONAL
     index_counts: Any = None
     q_scales: Any = None
     k_scales: Any = None
     v_scales: Any = None
 
-    def dense(self) -> list[Any]:
-        return [array for array in self[:4] if array is not None]
+    def dense(self) -> dict[str, Any]:
+        return {name: array for name, array in zip(self._fields[:4], self) if array is not None}
 
-    def optional(self) -> list[Any]:
-        return [array for array in self[4:] if array is not None]
-
-
-def _which(arrays: dict[str, Any]) -> bytes:
-    return bytes(arrays.get(name) is not None for name in _OPTIONAL)
+    def optional(self) -> dict[str, Any]:
+        return {name: array for name, array in zip(self._fields[4:], self[4:]) if array is not None}
 
 
-def _problem(call: _Call) -> Any:
-    return ffi.from_buffer("spattn_problem *", call.problem)
-
-
-def _with_backward(call: _Call) -> _Call:
+def _with_backward(call: Call) -> Call:
     """The call whose plan has a backward: one plan then serves both passes."""
-    problem = ffi.new("spattn_problem *", _problem(call)[0])
-    problem.flags |= lib.SPATTN_PLAN_BACKWARD
-    return call._replace(problem=as_bytes(problem))
-
-
-def _run(op: str, call: _Call, results: tuple[Any, ...], *arrays: Any) -> tuple[jax.Array, ...]:
-    """XLA's call of a pass. JAX asks for its derivative where somebody means to differentiate a second time."""
-    return _invoke(op, call, results, arrays, "broadcast_all", _refuse)
-
-
-def _invoke(op: str, call: _Call, results: Any, arrays: Any, vmap_method: str, refuse: Any) -> tuple[jax.Array, ...]:
-    run = jax.ffi.ffi_call(f"sparseattn_{op}", results, vmap_method=vmap_method)
-    once = jax.custom_jvp(functools.partial(run, **call.attributes()))
-    once.defjvp(refuse)
-    return tuple(once(*arrays))
+    return call.changed(flags=call.read_problem().flags | lib.SPATTN_PLAN_BACKWARD)
 
 
 def _refuse(primals: Any, tangents: Any) -> Any:
@@ -130,25 +71,26 @@ def _refuse_of_cache(primals: Any, tangents: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+def _attention(call: Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     return _compute(call, operands)
 
 
-def _compute(call: _Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
-    out, lse = _run("forward", call, _results(call, operands.q), *operands.dense(), *operands.optional())
+def _compute(call: Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+    out, lse = invoke("forward", call, _results(call, operands.q), operands.dense() | operands.optional(), _refuse)
     return out, lse
 
 
-def _results(call: _Call, q: Any) -> tuple[Any, Any]:
+def _results(call: Call, q: Any) -> dict[str, Any]:
     """What out and lse are."""
-    axes = {lib.SPATTN_BSHD: "bshd", lib.SPATTN_BHSD: "bhsd", lib.SPATTN_THD: "thd"}[_problem(call).axes]
-    return (
-        jax.ShapeDtypeStruct((*q.shape[:-1], _problem(call).head_dim_v), jnp.bfloat16 if _is_float8(q) else q.dtype),
-        jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in row_axes(axes)), jnp.float32),
-    )
+    problem = call.read_problem()
+    axes = {lib.SPATTN_BSHD: "bshd", lib.SPATTN_BHSD: "bhsd", lib.SPATTN_THD: "thd"}[problem.axes]
+    return {
+        "out": jax.ShapeDtypeStruct((*q.shape[:-1], problem.head_dim_v), jnp.bfloat16 if _is_float8(q) else q.dtype),
+        "lse": jax.ShapeDtypeStruct(tuple(q.shape[axis] for axis in row_axes(axes)), jnp.float32),
+    }
 
 
-def _attention_forward(call: _Call, operands: _Operands) -> Any:
+def _attention_forward(call: Call, operands: _Operands) -> Any:
     if _is_float8(operands.q):
         message = "attention of float8_e4m3fn has no derivatives, which would be of float8, too; accepted: float8_attention"
         raise UnsupportedError(f"{message} of arrays that are not rounded yet", "SPATTN_E_UNSUPPORTED", "q")
@@ -156,12 +98,13 @@ def _attention_forward(call: _Call, operands: _Operands) -> Any:
     return (out, lse), (operands, out, lse)
 
 
-def _attention_backward(call: _Call, saved: Any, gradients: Any) -> tuple[_Operands]:
+def _attention_backward(call: Call, saved: Any, gradients: Any) -> tuple[_Operands]:
     (operands, out, lse), (dout, dlse) = saved, gradients
-    sinks = operands.sink_logits
-    results = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype if x is sinks else out.dtype) for x in operands.dense())
-    arrays = (*operands.dense(), out, lse, dout, dlse, *operands.optional())
-    left = iter(_run("backward", _with_backward(call), results, *arrays))
+    dense = operands.dense()
+    dtypes = dict.fromkeys(dense, out.dtype) | {"sink_logits": jnp.float32}
+    results = {f"d{name}": jax.ShapeDtypeStruct(x.shape, dtypes[name]) for name, x in dense.items()}
+    arrays = {**dense, "out": out, "lse": lse, "dout": dout, "dlse": dlse, **operands.optional()}
+    left = iter(invoke("backward", _with_backward(call), results, arrays, _refuse))
     return (_Operands(*(None if array is None else next(left) for array in operands[:4])),)
 
 
@@ -238,7 +181,7 @@ def _check_cache(arrays: dict[str, Any], sizes: dict[str, Any], axes: str) -> No
 
 
 def _check_scales(arrays: dict[str, Any]) -> None:
-    for name in _SCALES:
+    for name in SCALES:
         scales, rows = arrays.get(name), arrays[name[0]]
         if scales is not None and not _is_float8(rows):
             message = f"argument {name} is given where {name[0]} is not float8_e4m3fn; accepted: None"
@@ -301,8 +244,12 @@ def attention(
     and None is 1. v_scales is None where v is.
 
     vmap makes one larger batch of its calls, or one call after the other where the pattern differs between batch
-    entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too. Several
-    devices: inside jax.shard_map, where every device has batch entries, or heads, of its own.
+    entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too.
+
+    Where jit finds arrays on several devices, each computes the batch entries and heads that it has, heads of keys with
+    those of their queries; where heads_kv is 1, heads of queries alone are divided. What is divided otherwise, say along
+    tokens, is gathered first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has
+    batch entries, or heads, of its own; gradients inside of it need check_vma=False.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
@@ -351,7 +298,7 @@ def attention_backward(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
     options |= {"deterministic": deterministic, "reference": reference, "tf32": tf32, "backward": True}
     call, operands = _prepare({"q": q, "k": k, "v": v, **lists}, pattern, axes, **options)
-    dense, rows = ((form.shape, form.dtype) for form in _results(call, operands.q))
+    dense, rows = ((form.shape, form.dtype) for form in _results(call, operands.q).values())
     given = {"out": (out, *dense), "lse": (lse, *rows), "dout": (dout, *dense), "dlse": (dlse, *rows)}
     out, lse, dout, dlse = (_read_as(array, name, *form) for name, (array, *form) in given.items())
     dlse = jnp.zeros(*rows) if dlse is None else dlse
@@ -369,7 +316,7 @@ def _prepare(
     q_offset: int | None,
     head_dim_v: int | None,
     **flags: Any,
-) -> tuple[_Call, _Operands]:
+) -> tuple[Call, _Operands]:
     """What is constant in a call, and its operands, checked; flags are deterministic, reference, tf32 and backward."""
     register()
     operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
@@ -389,7 +336,7 @@ def _prepare(
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     _check_lists(made, operands._asdict(), sizes, axes)
-    return _Call(made.save(), as_bytes(problem), _which(operands._asdict())), operands
+    return Call(made.save(), as_bytes(problem), which(operands._asdict())), operands
 
 
 # ---- operands that are rounded to float8 ----
@@ -433,18 +380,18 @@ def to_float8(x: Any, *, axes: str = "bshd", scales: str = "heads") -> tuple[jax
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rounded_attention(call: _Call, given: tuple[Any, ...], operands: _Operands) -> tuple[jax.Array, jax.Array]:
+def _rounded_attention(call: Call, given: tuple[Any, ...], operands: _Operands) -> tuple[jax.Array, jax.Array]:
     """attention of operands that stand for given, q, k, v and sink_logits, which receive the gradients."""
     return _compute(call, operands)
 
 
-def _rounded_forward(call: _Call, given: tuple[Any, ...], operands: _Operands) -> Any:
+def _rounded_forward(call: Call, given: tuple[Any, ...], operands: _Operands) -> Any:
     out, lse = _compute(_with_backward(call), operands)
     nothing = tuple(x if x is None else jnp.zeros(0, x.dtype) for x in given)  # that knows its dtype
     return (out, lse), (nothing, operands, out, lse)
 
 
-def _rounded_backward(call: _Call, saved: Any, gradients: Any) -> Any:
+def _rounded_backward(call: Call, saved: Any, gradients: Any) -> Any:
     nothing, *kept = saved
     (found,) = _attention_backward(call, tuple(kept), gradients)
     return tuple(x if x is None else x.astype(of.dtype) for x, of in zip(found[:4], nothing)), None
@@ -486,7 +433,7 @@ def float8_attention(
     q, k, v, sink_logits = given = tuple(map(_read, (q, k, v, sink_logits), ("q", "k", "v", "sink_logits")))
     rounded = ((None, None) if x is None else to_float8(x, axes=axes, scales=scales) for x in (q, k, v))
     elements, factors = zip(*rounded)
-    arrays = dict(zip(("q", "k", "v", *_SCALES), (*elements, *factors)))
+    arrays = dict(zip(("q", "k", "v", *SCALES), (*elements, *factors)))
     arrays |= {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
     options |= {"deterministic": deterministic, "reference": reference, "tf32": False}
@@ -591,8 +538,8 @@ def decode(
     made = as_pattern(pattern_of_call(pattern, sizes["seq_k"]))
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check_lists(made, arrays, sizes, axes)
-    call = _Call(made.save(), as_bytes(problem), _which(arrays))
-    order = ("q", "k", "v", "sink_logits", "starts", "page_table", "query_offsets", "parents", *_OPTIONAL)
-    present = [arrays[name] for name in order if arrays.get(name) is not None]
-    out, lse = _invoke("forward", call, _results(call, q), present, "sequential", _refuse_of_cache)
+    call = Call(made.save(), as_bytes(problem), which(arrays))
+    order = ("q", "k", "v", "sink_logits", "starts", "page_table", "query_offsets", "parents", *OPTIONAL)
+    present = {name: arrays[name] for name in order if arrays.get(name) is not None}
+    out, lse = invoke("forward", call, _results(call, q), present, _refuse_of_cache)
     return (out, lse) if return_lse else out

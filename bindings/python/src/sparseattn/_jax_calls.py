@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: MIT
+"""XLA's calls of the library: what is constant in one, how vmap makes many of it, and how devices of a mesh share it.
+
+A call is three functions of JAX, one in the other. The outermost is what vmap sees: it gives all operands one more axis
+in front, which the handlers know how to read. The next is what XLA's partitioner sees where arrays lie on several
+devices: it says along which axes a call falls into calls of the same kind, batch entries and heads, so that each device
+computes its own. The innermost is the custom call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+import pathlib
+import threading
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ._core import ShapeError, default_context, ffi, lib, own
+from ._patterns import load
+from ._problem import as_bytes
+
+_registering = threading.Lock()
+
+
+def register() -> None:
+    """Tells XLA our calls, once. All functions of sparseattn.jax do so first: it is for a program of jax.export in a
+    process that has called none of them. An import alone must not: it would make JAX choose its devices."""
+    with _registering:
+        _register_once()
+
+
+@functools.cache
+def _register_once() -> None:
+    handlers = ctypes.CDLL(str(pathlib.Path(__file__).with_name("_xla.so")))
+    for op in ("forward", "backward"):
+        for platform in ("cpu", "cuda"):
+            handler = getattr(handlers, f"spattn_xla_{op}_{platform}")
+            name = {"cpu": "cpu", "cuda": "CUDA"}[platform]
+            jax.ffi.register_ffi_target(f"sparseattn_{op}", jax.ffi.pycapsule(handler), platform=name)
+
+
+SCALES = ("q_scales", "k_scales", "v_scales")  # their first letters name what has these rows
+OPTIONAL = ("indices", "index_counts", *SCALES)  # in the order in which the handlers read them
+
+
+class Call(NamedTuple):
+    """What is constant in a call: all are bytes, which hash, and which mean the same in every process."""
+
+    pattern: bytes
+    problem: bytes
+    given: bytes  # which of OPTIONAL are: 1, or 0
+
+    def attributes(self) -> dict[str, np.ndarray]:
+        return {name: np.frombuffer(value, np.uint8) for name, value in self._asdict().items()}
+
+    def read_problem(self) -> Any:
+        return ffi.from_buffer("spattn_problem *", self.problem)
+
+    def changed(self, **fields: int) -> Call:
+        """The call of a problem with other numbers in these fields."""
+        problem = ffi.new("spattn_problem *", self.read_problem()[0])
+        for name, value in fields.items():
+            setattr(problem, name, value)
+        return self._replace(problem=as_bytes(problem))
+
+
+def which(arrays: dict[str, Any]) -> bytes:
+    return bytes(arrays.get(name) is not None for name in OPTIONAL)
+
+
+def invoke(op: str, call: Call, results: dict[str, Any], arrays: dict[str, Any], refuse: Any) -> tuple[jax.Array, ...]:
+    """XLA's call of a pass. JAX asks for its derivative where somebody means to differentiate what has none.
+
+    results  their shapes and dtypes by their names, in the order in which the handlers write them
+    arrays   operands by their names, in the order in which the handlers read them
+    refuse   raises what that somebody is told
+    """
+    made = _Pass(op, call, tuple(arrays), tuple((name, form.shape, form.dtype) for name, form in results.items()))
+    once = jax.custom_jvp(functools.partial(_invoke, made))
+    once.defjvp(refuse)
+    return tuple(once(*arrays.values()))
+
+
+class _Pass(NamedTuple):
+    """What is constant where a call, or as many as vmap makes of it, is one custom call."""
+
+    op: str
+    call: Call
+    operands: tuple[str, ...]
+    results: tuple[tuple[str, tuple[int, ...], Any], ...]  # names, shapes and dtypes
+    mapped: int = 0  # axes that vmap has put in front of all operands and results
+
+    def run(self, *arrays: Any) -> tuple[jax.Array, ...]:
+        forms = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in self.results)
+        return tuple(jax.ffi.ffi_call(f"sparseattn_{self.op}", forms)(*arrays, **self.call.attributes()))
+
+    def grown(self, size: int) -> _Pass:
+        """The pass of so many of these."""
+        results = tuple((name, (size, *shape), dtype) for name, shape, dtype in self.results)
+        return self._replace(results=results, mapped=self.mapped + 1)
+
+    def axes(self, name: str) -> tuple[Any, ...]:
+        """The axes of an operand or result: numbers are those of vmap, letters those of the call. Axes of one name have
+        one size: b is batch, h heads_kv, and H heads_q, which is h times g, the group."""
+        problem = self.call.read_problem()
+        q = {lib.SPATTN_BSHD: "bsHd", lib.SPATTN_BHSD: "bHsd", lib.SPATTN_THD: "sHd"}[problem.axes]
+        k = q.replace("s", "t").replace("H", "h")
+        if problem.page_size:
+            k = "phtd" if problem.axes == lib.SPATTN_BHSD else "pthd"
+        batch, entry = ("", "n") if problem.axes == lib.SPATTN_THD else ("b", "b")
+        letters = {"q": q, "k": k, "v": f"{k[:-1]}e", "out": f"{q[:-1]}e", "lse": f"{batch}Hs", "sink_logits": "H"}
+        letters |= {"indices": f"{batch}rhm", "index_counts": f"{batch}rh"}
+        letters |= {"q_scales": q[:-1], "k_scales": k[:-1], "v_scales": k[:-1]}
+        letters |= {"starts": entry, "page_table": f"{entry}c", "query_offsets": "o", "parents": f"{batch}s"}
+        return (*range(self.mapped), *letters[name if name in letters else name.removeprefix("d")])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _invoke(made: _Pass, *arrays: Any) -> tuple[jax.Array, ...]:
+    """A pass under vmap. It is jitted, so that what is called outside of jit is traced once, too."""
+    once = jax.custom_batching.custom_vmap(_shared(made))
+
+    def grow(size: int, is_mapped: list[bool], *given: Any) -> tuple[Any, tuple[bool, ...]]:
+        if made.call.read_problem().flags & lib.SPATTN_PLAN_STARTS:
+            found = _one_after_the_other(made, is_mapped, given)
+        else:
+            arrays = (x if mapped else jnp.broadcast_to(x, (size, *x.shape)) for mapped, x in zip(is_mapped, given))
+            found = _invoke(made.grown(size), *arrays)
+        return found, (True,) * len(found)
+
+    once.def_vmap(grow)
+    found: tuple[jax.Array, ...] = once(*arrays)
+    return found
+
+
+def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, ...]) -> Any:
+    """Calls on caches, which are of several places, and are not brought together."""
+
+    def one(mapped: Any) -> Any:
+        left = iter(mapped)
+        return _invoke(made, *(next(left) if is_one else x for is_one, x in zip(is_mapped, given)))
+
+    return jax.lax.map(one, [x for is_one, x in zip(is_mapped, given) if is_one])
+
+
+# ---- on the devices of a mesh ----
+
+
+def _shared(made: _Pass) -> Any:
+    """What runs a pass, and tells XLA's partitioner how devices share it."""
+    mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5 does not have
+    if mesh_of_now and mesh_of_now().manual_axes:  # inside of shard_map, where each device has its own
+        return made.run
+    whole = custom_partitioning(made.run)
+
+    def infer(mesh: Mesh, operands: Any, results: Any) -> Any:
+        share = _find_share(made, mesh, zip(made.operands, operands))
+        return tuple(share.sharding(name) for name, *_ in made.results)
+
+    def partition(mesh: Mesh, operands: Any, results: Any) -> Any:
+        names = [name for name, *_ in made.results]
+        share = _find_share(made, mesh, [*zip(made.operands, operands), *zip(names, results)])
+        return mesh, share.run, tuple(map(share.sharding, names)), tuple(map(share.sharding, made.operands))
+
+    # JAX would fail where it cannot say by axes of the mesh how an array is divided, say by a half of one.
+    whole.def_partition(partition, infer, decode_shardings=False, sharding_rule=lambda *_: _rule(made))
+    return whole
+
+
+def _rule(made: _Pass) -> tuple[str, dict[str, int]]:
+    """What Shardy propagates by: axes of one name are divided in one way."""
+    problem = made.call.read_problem()
+    group = problem.heads_q // problem.heads_kv
+    words = {"H": "h" if group == 1 else "g" if problem.heads_kv == 1 else "(h g)"}
+
+    def write(names: Any) -> str:
+        # Shardy has a notation of its own for axes that vmap has put in front.
+        letters = (made.axes(name)[made.mapped :] for name in names)
+        return ", ".join(" ".join(("...", *(words.get(axis, axis) for axis in axes))) for axes in letters)
+
+    sizes = {"g": group} if words["H"] == "(h g)" else {}
+    return f"{write(made.operands)} -> {write(name for name, *_ in made.results)}", sizes
+
+
+class _Share(NamedTuple):
+    """How devices share a pass: which axes of the mesh divide those of it along which it is many passes."""
+
+    made: _Pass
+    mesh: Mesh
+    by: dict[Any, tuple[str, ...]]
+
+    def parts(self, axis: Any) -> int:
+        return math.prod(self.mesh.shape[name] for name in self.by.get(axis, ()))
+
+    def dividers(self, axis: Any) -> tuple[str, ...]:
+        return self.by.get("h", ()) + self.by.get("g", ()) if axis == "H" else self.by.get(axis, ())
+
+    def sharding(self, name: str) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*(self.dividers(axis) or None for axis in self.made.axes(name))))
+
+    def grown(self, axis: Any, dividers: tuple[str, ...]) -> _Share:
+        """The same with an axis divided as well, where that is possible. Heads are divided with those of keys, and what
+        is left divides a group, which is then all that a device has."""
+        cuts = [{axis: dividers}]
+        if axis == "H":
+            cuts = [{"h": dividers[:n], "g": dividers[n:]} for n in range(len(dividers), -1, -1)]
+        for cut in cuts:
+            grown = self._replace(by={axis: by for axis, by in cut.items() if by} | self.by)
+            if grown.is_possible():
+                return grown
+        return self
+
+    def is_possible(self) -> bool:
+        problem = self.made.call.read_problem()
+        sizes: dict[Any, int] = dict(enumerate(self.made.results[0][1][: self.made.mapped]))
+        sizes |= {"b": problem.batch, "h": problem.heads_kv, "g": problem.heads_q // problem.heads_kv}
+        if any(axis not in sizes or sizes[axis] % self.parts(axis) for axis in self.by):
+            return False
+        if "g" in self.by and self.parts("h") != problem.heads_kv:
+            return False
+        used = list(itertools.chain.from_iterable(self.by.values()))
+        return len(used) == len(set(used)) and _has_plan(self.local().call)
+
+    def local(self) -> _Pass:
+        """The pass of a device."""
+        problem = self.made.call.read_problem()
+        heads_kv = problem.heads_kv // self.parts("h")
+        heads_q = problem.heads_q // self.parts("h") // self.parts("g")
+        call = self.made.call.changed(batch=problem.batch // self.parts("b"), heads_q=heads_q, heads_kv=heads_kv)
+        results = []
+        for name, shape, dtype in self.made.results:
+            results.append((name, self.sharding(name).shard_shape(shape), dtype))
+        return self.made._replace(call=call, results=tuple(results))
+
+    def run(self, *arrays: Any) -> tuple[jax.Array, ...]:
+        """What a device computes. A gradient of what several devices have is the sum of theirs."""
+        results = []
+        for (name, *_), array in zip(self.made.results, self.local().run(*arrays)):
+            axes = "".join(map(str, self.made.axes(name))).replace("H", "hg")
+            over = [name for axis, by in self.by.items() if str(axis) not in axes for name in by]
+            results.append(jax.lax.psum(array, over) if over else array)
+        return tuple(results)
+
+
+def _find_share(made: _Pass, mesh: Mesh, arrays: Any) -> _Share:
+    """How devices share a pass whose arrays, pairs of a name and what has a sharding, lie as they do. The first that is
+    divided along an axis decides; what cannot be divided so, each device has whole."""
+    share = _Share(made, mesh, {})
+    for name, array in arrays:
+        for axis, by in zip(made.axes(name), _dividers(mesh, array)):
+            share = share.grown(axis, by) if by else share
+    return share
+
+
+def _dividers(mesh: Mesh, array: Any) -> tuple[tuple[str, ...], ...]:
+    """Of each axis of an array the axes of the mesh that divide it; none where no such axes say how it lies."""
+    try:
+        local = array.sharding.shard_shape(array.shape)
+    except (AttributeError, ValueError):  # it has none, or has unequal parts
+        return ()
+    names = [name for name, size in mesh.shape.items() if size > 1]
+    orders = [order for n in range(len(names) + 1) for order in itertools.permutations(names, n)]
+    fitting = []
+    for size, part in zip(array.shape, local):
+        fitting.append([order for order in orders if part * math.prod(mesh.shape[name] for name in order) == size])
+    for found in itertools.product(*fitting):
+        used = list(itertools.chain.from_iterable(found))
+        if len(used) == len(set(used)):
+            sharding = NamedSharding(mesh, PartitionSpec(*(by or None for by in found)))
+            if sharding.is_equivalent_to(array.sharding, len(found)):
+                return found
+    return ()
+
+
+def _has_plan(call: Call) -> bool:
+    """Whether a pattern serves so many batch entries and heads: one that tells them apart serves all of them alone."""
+    context, pattern = default_context(), load(call.pattern)
+    try:
+        own("spattn_plan", lib.spattn_plan_create, context._handle, pattern._handle, call.read_problem(), ffi.NULL)
+    except ShapeError:
+        return False
+    return True

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Tests that test_jax_sharding.py runs on four devices: results are those of one, and what fits stays where it lies."""
+
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sparseattn as sa
+import sparseattn.jax as saj
+
+MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
+OWN = P("data", None, "model")  # batch entries and heads
+HEADS = P(None, None, ("data", "model"))
+
+
+def operands(heads_q=4, heads_kv=2, batch=4):
+    """q, k, v, dout [batch, seq, heads, head_dim]."""
+    heads = (heads_q, heads_kv, heads_kv, heads_q)
+    keys = jax.random.split(jax.random.key(0), 4)
+    return [jax.random.normal(key, (batch, 40, h, 16)) for key, h in zip(keys, heads)]
+
+
+def differentiate(q, k, v, dout, sinks=None, **options):
+    """out and lse, and gradients of all."""
+
+    def loss(q, k, v, sinks):
+        out, lse = saj.attention(q, k, v, sink_logits=sinks, return_lse=True, **options)
+        return (out * dout).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum(), (out, lse)
+
+    given = (0, 1, 2) if sinks is None else (0, 1, 2, 3)
+    return jax.grad(loss, given, has_aux=True)(q, k, v, sinks)
+
+
+def check(call, arrays, specs):
+    """What moves between devices where arrays lie so, if the results are those of one device."""
+    placed = [jax.device_put(x, NamedSharding(MESH, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    compiled = jax.jit(call).lower(*placed).compile()
+    for one, other in zip(jax.tree.leaves(compiled(*placed)), jax.tree.leaves(call(*arrays)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    return set(re.findall(r" (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(", compiled.as_text()))
+
+
+def causal(**options):
+    return functools.partial(differentiate, pattern="causal & (sink(2) | window(9,0))", **options)
+
+
+@pytest.mark.parametrize("spec", [OWN, P("data"), P(None, None, "model"), P(("data", "model"))])
+@pytest.mark.parametrize("heads_kv", [2, 4])
+def test_batch_entries_and_heads_stay_where_they_lie(spec, heads_kv):
+    assert check(causal(), operands(4, heads_kv), [spec] * 4) == set()
+
+
+@pytest.mark.parametrize("axes", ["bhsd", "thd"])
+def test_other_axes(axes):
+    order, spec = {"bhsd": ((0, 2, 1, 3), P("data", "model")), "thd": (None, P(None, "model"))}[axes]
+    arrays = [x.transpose(order) if order else x[0] for x in operands()]
+    assert check(causal(axes=axes), arrays, [spec] * 4) == set()
+
+
+def test_sinks_add_up_their_gradients():
+    sinks = jnp.asarray([0.5, -2, 1, 3], jnp.float32)
+    assert check(causal(), [*operands(), sinks], [*[OWN] * 4, P("model")]) == {"all-reduce"}
+
+
+@pytest.mark.parametrize("heads_q, heads_kv, of_q, of_k", [(4, 1, OWN, P("data")), (8, 2, HEADS, P(None, None, "data"))])
+def test_queries_of_a_group_on_several_devices(heads_q, heads_kv, of_q, of_k):
+    """Gradients of their keys are the sums of what devices have."""
+    assert check(causal(), operands(heads_q, heads_kv), [of_q, of_k, of_k, of_q]) == {"all-reduce"}
+
+
+def test_lists_of_a_call():
+    q, k, v, dout = operands()
+    indices = jax.random.randint(jax.random.key(1), (4, 40, 2, 8), 0, 40)
+
+    def call(indices, *x):
+        return differentiate(*x, pattern=sa.causal() & sa.runtime_tokens(8), indices=indices)
+
+    assert check(call, [indices, q, k, v, dout], [OWN] * 5) == set()
+
+
+def test_float8():
+    def call(q, k, v, dout):
+        return jax.grad(lambda *x: (saj.float8_attention(*x, "causal") * dout).sum(), (0, 1, 2))(q, k, v)
+
+    assert check(call, operands(), [OWN] * 4) == set()
+
+
+@pytest.mark.parametrize("in_axes", [0, (0, None, None, 0)])
+def test_vmap(in_axes):
+    arrays = operands()
+    mapped = [True] * 4 if in_axes == 0 else [True, False, False, True]
+    given = [jnp.stack([x, -x]) if is_mapped else x for x, is_mapped in zip(arrays, mapped)]
+    for spec in (P("model", "data"), P(None, "data")):
+        specs = [spec if is_mapped else P("data") for is_mapped in mapped]
+        assert "all-gather" not in check(jax.vmap(causal(), in_axes), given, specs)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        sa.per_head(["causal", "full", "window(3,3)", "sink(1)"]),
+        sa.per_batch(["causal", "full", "window(3,3)", "sink(1)"]),
+        np.random.default_rng(0).random((4, 4, 40, 40)) < 0.5,
+    ],
+    ids=["heads", "batch entries", "both"],
+)
+def test_patterns_that_differ_are_not_applied_to_a_part(pattern):
+    assert "all-gather" in check(functools.partial(differentiate, pattern=pattern), operands(), [OWN] * 4)
+
+
+@pytest.mark.parametrize("spec", [P("data", "model"), P(None, None, None, "model")])
+def test_what_lies_otherwise_is_gathered(spec):
+    assert "all-gather" in check(causal(), operands(), [spec] * 4)
+
+
+def test_heads_that_no_axis_divides():
+    """A projection of two heads by four devices halves an axis of the mesh."""
+    weights = jax.random.normal(jax.random.key(2), (16, 2 * 16))
+
+    def call(x, weights, q):
+        k = (x @ weights).reshape(4, 40, 2, 16)
+        return saj.attention(q, k, k, "causal")
+
+    q = operands(8)[0]
+    check(call, [q[:, :, 0], weights, q], [P(), P(None, ("data", "model")), HEADS])
+
+
+def test_a_layer_in_a_loop():
+    def call(q, k, v, dout):
+        step = jax.checkpoint(lambda x, _: (saj.attention(x, k, v, "causal"), None))
+        return jax.grad(lambda q: (jax.lax.scan(step, q, None, 3)[0] * dout).sum())(q)
+
+    assert check(call, operands(), [OWN] * 4) == set()
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_shard_map(mapped):
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None or "check_vma" not in inspect.signature(shard_map).parameters:
+        pytest.skip("this JAX has another shard_map")
+    call = jax.vmap(causal()) if mapped else causal()
+    arrays, spec = operands(), P(None, *OWN) if mapped else OWN
+    rows = P(None, "data", "model") if mapped else P("data", "model")
+    arrays = [x[None] for x in arrays] if mapped else arrays
+    results = (spec, spec, spec), (spec, rows)
+    found = shard_map(call, mesh=MESH, in_specs=(spec,) * 4, out_specs=results, check_vma=False)
+    assert check(found, arrays, [spec] * 4) == set()
+
+
+def test_decode():
+    q, k, v, _ = operands()
+    starts, table = jnp.asarray([3, 5, 30, 20]), jnp.arange(20).reshape(4, 5)
+    pages = [x.reshape(20, 8, 2, 16) for x in (k, v)]
+
+    def in_pages(q, k, v, starts, table):
+        return saj.decode(q, k, v, "causal", starts, page_table=table)
+
+    def whole(q, k, v, starts):
+        return saj.decode(q, k, v, "causal", starts)
+
+    q = q[:, :2]
+    assert check(whole, [q, k, v, starts], [*[OWN] * 3, P("data")]) == set()
+    of_heads = P(None, None, "model")
+    assert check(in_pages, [q, *pages, starts, table], [OWN, of_heads, of_heads, P("data"), P("data")]) == set()
