@@ -261,8 +261,8 @@ struct Walker {
         }
     }
     // Begins the tile for which the next slot is: whether the walker is to load it, once the slot is free. Copiers wait
-    // for that themselves, and look up where their rows stand meanwhile. What was in the slot has come: phases tell turns
-    // that follow each other apart, and a copier might not have begun yet to wait for the one before.
+    // for that themselves, and look up where their rows stand meanwhile. Here what was in the slot is waited for to have
+    // come: a barrier tells a phase from the next one alone, and a copier might not have waited yet for the one before.
     __device__ __forceinline__ bool begin_tile(const Request& what) {
         if constexpr (C::any_order) {
             ptx::mbarrier_wait(&shared.full[slot.index], slot.phase ^ 1);
@@ -587,7 +587,8 @@ struct Copier : Helper<C> {
         if (!is_q && what.what != Request::k_rows && what.what != Request::v_rows) return {};
         const AxisView& axis = is_q ? layout.queries : layout.keys;
         const int rows = is_q ? C::block_q : C::block_k;
-        return {any::tokens_of(axis, rows, is_q ? layout.seq_q : layout.seq_k, what.tile), 0, rows, live_keys(what.set)};
+        const int64_t seq = is_q ? layout.seq_q : layout.seq_k;
+        return {any::tokens_of(axis, rows, seq, what.tile), 0, rows, live_keys(what.set)};
     }
 
     // Returns the barrier that waits for the tile.

@@ -116,7 +116,7 @@ struct WarpTokens {
     int of_group[groups];
 
     WarpTokens() = default;
-    // Of `rows` rows from place `begin` on. Where there is no token, and where `live` has no bit, there is none.
+    // The rows are as many, from place `begin` on. Where `live` has no bit there is no token, either.
     __device__ __forceinline__ WarpTokens(const any::TileTokens& tokens, int begin, int rows, const uint64_t* live) {
         int lane = int(threadIdx.x % 32);
         ptx::make_here(lane);
