@@ -146,6 +146,7 @@
 #include "any/row_end.cuh"
 #include "any/tile.cuh"
 #include "core/math.h"
+#include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/prefetch.cuh"
 #include "ptx/shared.cuh"
@@ -157,6 +158,7 @@
 #include "sm90/counter.cuh"
 #include "sm90/forward_consumer.cuh"
 #include "sm90/forward_float8.cuh"
+#include "sm90/forward_pair.cuh"
 #include "sm90/forward_producer.cuh"
 #include "sm90/packed_keys.cuh"
 #include "sm90/pipeline.cuh"
@@ -175,9 +177,14 @@ struct ForwardShared;
 // a pass has several; of a float8 cache; and of q and k of float8 that are multiplied as they are.
 enum class Variant { consecutive, any_order, pieces, float8_cache, float8_products };
 
+// Tiles are those of a CTA, which has some of the columns where two share a tile.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK, Variant V>
-struct Config : TileConfig<D, HeadDim, HeadDimV> {
-    using Base = TileConfig<D, HeadDim, HeadDimV>;
+struct Config : TileConfig<D, HeadDim / BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas,
+                           HeadDimV / BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas> {
+    using Row = BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>;
+    static constexpr int tile_ctas = Row::tile_ctas;
+    static constexpr bool in_pair = tile_ctas == 2;
+    using Base = TileConfig<D, HeadDim / tile_ctas, HeadDimV / tile_ctas>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes;
     static constexpr bool any_order = V == Variant::any_order || V == Variant::pieces;
     static constexpr bool in_pieces = V == Variant::pieces;
@@ -191,7 +198,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // CTAs an SM. Smallest tiles have room for another: tiny_streaming takes 12.0 us instead of 13.3, as its 384 tasks
     // all run at once.
     static constexpr bool is_smallest = HeadDim == 64 && block_q == 64 && block_k == 64 && !asks_copiers;
-    static constexpr int ctas = is_smallest ? 3 : BlockForward<D, HeadDim, HeadDimV, BlockQ, BlockK>::ctas;
+    static constexpr int ctas = is_smallest ? 3 : Row::ctas;
     static constexpr int threads = tile::fragment_threads * (warpgroups + 1);
     static constexpr int panel_bytes = block_q * row_bytes, box_bytes = block_k * row_bytes;  // a panel of q; of k or v
     static constexpr int key_panel_columns = multiplies_float8 ? 128 : Base::panel_columns;
@@ -203,7 +210,7 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     // Tasks of few blocks may end faster than q comes and out leaves: where there is room, more of them are under way.
     // Not in any order of tokens, where a third tile took more from the ring than it gave.
     static constexpr bool has_room = !any_order && !out_in_v && head_dim == 128 && block_k == 64;
-    static constexpr int q_tiles = !any_order && head_dim == 64 ? 4 : has_room ? 3 : 2;
+    static constexpr int q_tiles = !any_order && head_dim == 64 ? 4 : has_room ? 3 : in_pair ? 1 : 2;
     // Whether warpgroups take turns at beginning products. With sums of 256 columns products outlast the softmax by
     // far, and turns cost 14 %. Keys of 192 and values of 128 columns were as fast without, or 4 % slower, as the
     // compiler happened to order instructions.
@@ -216,8 +223,9 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int stages = is_float8 ? 3 : 1, most_scale_blocks = 6;
     static constexpr int float8_bytes =
         is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;
+    static constexpr int parts_bytes = in_pair ? 2 * block_q * block_k * int(sizeof(float)) : 0;  // forward_pair.cuh
     static constexpr int slots =
-        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes) / (panels * box_bytes);
+        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes - parts_bytes) / (panels * box_bytes);
     // Factors of keys: a block's are read until its probabilities are made, which is before its v is released.
     static constexpr int factor_blocks = multiplies_float8 ? (slots + 4) / 2 : 1;
     static constexpr int scale_blocks = is_float8 ? (stages + slots + 4) / 2 : 1;
@@ -229,7 +237,9 @@ struct Config : TileConfig<D, HeadDim, HeadDimV> {
     static constexpr int slot_boxes = panels * box_bytes / Base::warpgroup_bytes;
     static constexpr int sum_slots = sum_panels * warpgroups / slot_boxes;
     static constexpr int out_slots = (sum_slots + 1) / 2;
-    static constexpr int q_releases = in_pieces || out_in_v ? 4 * warpgroups : warpgroups;
+    // Whether a q tile is free when its task's last scores are made: where out does not leave through it.
+    static constexpr bool frees_q = in_pieces || out_in_v || in_pair;
+    static constexpr int q_releases = frees_q ? 4 * warpgroups : warpgroups;
     static constexpr int requests = 2 * helper_warps;  // that the walker may be ahead of its helpers
     static constexpr int producer_registers =
         warpgroups == 3 ? 32 : !asks_copiers ? 40 : head_dim <= 128 && (block_k == 64 || in_pieces) ? 72 : 56;
@@ -293,6 +303,7 @@ struct ForwardShared {
     uint64_t full[C::slots];       // as q_full, for the bytes of a block; one arrival a widener, where these write it
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
     std::conditional_t<C::is_float8, WidenStages<C>, Requests<C::requests>> helper;  // what the walker asks
+    std::conditional_t<C::in_pair, PairShared<C>, Alone> pair;
     alignas(16) float factors[C::factor_blocks][C::multiplies_float8 ? C::block_k : 4];  // of keys of float8 products
 };
 
@@ -340,7 +351,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
     const int warpgroup = __shfl_sync(~0u, int(threadIdx.x / 128), 0), lane = int(threadIdx.x % 32);
     Task first{};
     if (warp >= walker && params.begins_early) ptx::wait_for_grid_ahead();
-    if (warp == walker) first = params.tasks.tasks[blockIdx.x];
+    if (warp == walker) first = params.tasks.tasks[blockIdx.x / C::tile_ctas];
     if (warp == walker + 1) {
         prefetch_lists<C>(params, lane);
         ptx::let_next_grid_begin();  // which joins parts, if there are some, when this one has ended
@@ -355,9 +366,10 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
             ptx::mbarrier_init(&shared.empty[i], 4 * C::warpgroups);
         }
         shared.helper.init();
+        shared.pair.init();
         ptx::fence_mbarrier_init();
     }
-    __syncthreads();
+    sync_tile<C>();
     if (warpgroup == C::warpgroups) {
         ptx::give_registers<C::producer_registers>();
         if (warp == walker)
@@ -374,6 +386,7 @@ __global__ void __launch_bounds__(C::threads, C::ctas)
         ptx::take_registers<C::consumer_registers>();
         Consumer<C, HasCap>{params, shared, warpgroup, int(threadIdx.x % 128)}.run();
     }
+    if constexpr (C::in_pair) ptx::cluster_sync();  // the other CTA may have something to send to this one yet
 }
 
 // The kernel for few queries on a float8 cache: forward_float8.cuh.
@@ -432,7 +445,7 @@ void make_maps(const ForwardArgs& args, ResidueClassMaps& maps) {
 template <class C>
 typename C::Params make_params(const ForwardArgs& args) {
     const Problem& p = *args.problem;
-    const BlockForwardSpace space(p, args.layout, args.tasks);
+    const BlockForwardSpace space(p, args.layout, args.tasks, C::tile_ctas);
     char* const workspace = static_cast<char*>(args.workspace);
     typename C::Params params{.tile = any::TileRows(args.tasks)};
     make_maps<C>(args, params.maps);
@@ -479,10 +492,18 @@ void pack_keys(const ForwardArgs& args, const BlockForwardSpace& space, Dtype dt
 template <class C>
 void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args) {
     auto params = make_params<C>(args);
-    const BlockForwardSpace space(*args.problem, args.layout, args.tasks);
-    const int blocks = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device));
-    const runtime::Shape shape{unsigned(blocks), unsigned(C::threads), sizeof(typename C::Shared)};
-    const bool counts = params.tasks.num_tasks > 2 * blocks, packs = packed_places(args.layout) > 0;
+    const BlockForwardSpace space(*args.problem, args.layout, args.tasks, C::tile_ctas);
+    const int tiles = std::min(params.tasks.num_tasks, C::ctas * runtime::count_processors(args.device) / C::tile_ctas);
+    const runtime::Shape shape{unsigned(tiles * C::tile_ctas), unsigned(C::threads), sizeof(typename C::Shared),
+                               unsigned(C::tile_ctas)};
+    const bool counts = params.tasks.num_tasks > 2 * tiles, packs = packed_places(args.layout) > 0;
+    if constexpr (C::in_pair) {  // clusters are launched when the grid ahead has ended
+        if (counts) {
+            params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
+            runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
+        }
+        return runtime::launch(kernel, shape, args.stream, params);
+    }
     if (!counts && !packs) {
         params.begins_early = args.layout.spans != nullptr;  // calls on a cache alone have them
         params.begins_early ? runtime::launch_early(kernel, shape, args.stream, params)

@@ -30,7 +30,8 @@ inline bool has_few_rows(const Problem& p, int tile_heads) {
 struct BlockForwardSpace {
     size_t counter, notes, packed, bytes;  // offsets, and the whole
 
-    BlockForwardSpace(const Problem& problem, const LayoutView& layout, const TasksView& tasks);
+    // ctas: those that share a tile.
+    BlockForwardSpace(const Problem& problem, const LayoutView& layout, const TasksView& tasks, int ctas);
 };
 
 // D: f16 or bf16. HeadDim, HeadDimV: of the tiles; operands may have fewer columns. Blocks of BlockQ queries and BlockK
@@ -39,9 +40,12 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockForward {
     // CTAs an SM. Those of one warpgroup come in pairs: one makes probabilities under the other's products.
     static constexpr int ctas = BlockQ == 64 ? 2 : 1;
+    // CTAs that share a tile: a thread has registers for 256 columns of out.
+    static constexpr int tile_ctas = HeadDim > 256 ? 2 : 1;
     // Whether tokens may stand in any order. Keys of 192 columns leave that to the row of 256, blocks of 192 queries to
-    // those of 128.
-    static constexpr bool any_order = HeadDim != 192 && BlockQ != 192 && (BlockK == 64 || BlockQ == 128);
+    // those of 128, and tiles that CTAs share to the kernels of older GPUs.
+    static constexpr bool any_order =
+        HeadDim != 192 && BlockQ != 192 && (BlockK == 64 || BlockQ == 128) && tile_ctas == 1;
     // Whether it works on pieces of a pass. Sums of 256 columns leave no registers for what is handed on, nor do those
     // of 128 beside scores of 128 keys.
     static constexpr bool has_pieces = any_order && (HeadDim == 64 || (HeadDim == 128 && BlockK == 64));

@@ -12,6 +12,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
+#include "sm90/forward_pair.cuh"
 #include "sm90/forward_widener.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
@@ -25,12 +26,13 @@ namespace spattn::sm90 {
 template <class C>
 struct Repair {
     using Element = typename C::Element;
-    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+    static constexpr int columns = C::head_dim / 32, key_columns = C::tile_ctas * columns;  // a lane's, 32 apart
 
     const typename C::Params& params;
     const Task& task;
     const int lane;
-    float q[columns], out[columns];
+    const int first = first_column<C>() + lane;  // of out
+    float q[key_columns], out[columns];
     float m, l;
 
     __device__ __noinline__ void row(int in_block) {
@@ -40,11 +42,11 @@ struct Repair {
         if (token == no_token) return;
         const auto rows_q = any::key_rows<C::dtype, C::multiplies_float8>(params.q, params.q_factors, batch, head);
         const auto* const from = rows_q.at(token);
-        for (int i = 0; i < columns; ++i) {
+        for (int i = 0; i < key_columns; ++i) {
             const int column = lane + 32 * i;
             q[i] = column < params.head_dim ? any::to_real(from[column]) * rows_q.scale(token) : 0;
-            out[i] = 0;
         }
+        for (int i = 0; i < columns; ++i) out[i] = 0;
         m = -INFINITY, l = 0;
         walk(batch, head / params.group, in_block);
         store(batch, head, token, in_block);
@@ -92,7 +94,7 @@ struct Repair {
         const auto* const v = v_rows.at(key);
         const float k_scale = k_rows.scale(key), v_scale = v_rows.scale(key);
         float s = 0;
-        for (int i = 0; i < columns; ++i)
+        for (int i = 0; i < key_columns; ++i)
             if (lane + 32 * i < params.head_dim) s = fmaf(q[i], any::to_real(k[lane + 32 * i]) * k_scale, s);
         for (int d = 16; d; d /= 2) s += __shfl_xor_sync(~0u, s, d);
         if (params.has_cap) s = tile::cap(s, params.into_cap);
@@ -101,8 +103,8 @@ struct Repair {
         const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
         m = highest, l = fmaf(l, factor, p);
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim_v)
-                out[i] = fmaf(p, any::to_real(v[lane + 32 * i]) * v_scale, out[i] * factor);
+            if (first + 32 * i < params.head_dim_v)
+                out[i] = fmaf(p, any::to_real(v[first + 32 * i]) * v_scale, out[i] * factor);
     }
 
     __device__ void store(int batch, int head, int64_t token, int in_block) {
@@ -114,16 +116,16 @@ struct Repair {
         __syncwarp();  // all have read what the pieces before handed on
         end.finish(state);
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim_v) end.write(lane + 32 * i, l == 0 ? 0 : out[i]);
-        if (lane == 0) end.write_state(state, 0);
+            if (first + 32 * i < params.head_dim_v) end.write(first + 32 * i, l == 0 ? 0 : out[i]);
+        if (first == 0) end.write_state(state, 0);
     }
 
     __device__ void store_part(const RowEnd& end, float top, int in_block) {
         const int64_t row = int64_t(task.part) * C::block_q + in_block;
         for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < params.head_dim_v)
-                params.parts.out[row * params.head_dim_v + lane + 32 * i] = l == 0 ? 0 : out[i] * end.factor;
-        if (lane == 0) params.parts.lse[row] = end.lse, params.parts.top[row] = top;
+            if (first + 32 * i < params.head_dim_v)
+                params.parts.out[row * params.head_dim_v + first + 32 * i] = l == 0 ? 0 : out[i] * end.factor;
+        if (first == 0) params.parts.lse[row] = end.lse, params.parts.top[row] = top;
     }
 };
 
@@ -190,6 +192,7 @@ struct Consumer {
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
+    Cursor<2> parts;    // where the other CTA's parts of the next scores come, if two share a tile
     Cursor<C::multiplies_float8 ? C::factor_blocks : C::scale_blocks> scales;  // of float8: those of the block whose
                                                                                // scores come next
     bool has_negative = false;       // of float8 products: one of a thread's queries has a negative factor
@@ -271,6 +274,7 @@ struct Consumer {
     // The scores of a block are there, of k in that slot, which is free then.
     __device__ __forceinline__ void finish_scores(int q_at, int k, bool is_masked) {
         release(k);
+        if constexpr (C::in_pair) shared.pair.join_scores(s, parts, warpgroup, thread);
         if constexpr (scales_rows)
             if (has_negative) [[unlikely]]
                 negate_rows(q_at);
@@ -376,7 +380,8 @@ struct Consumer {
     }
 
     __device__ __forceinline__ int2* note_of(int task) const {
-        return params.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+        const size_t tile = size_t(task) * C::tile_ctas + tile_rank<C>();
+        return params.notes + (tile * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
     // A panel of out where it leaves: the warpgroup's rows of the q tile, or a slot, which are all its own.
@@ -391,10 +396,12 @@ struct Consumer {
     __device__ __forceinline__ void store_whole(int out_at, const ForwardMessage& task, const float (&lse)[2],
                                                 const float (&top)[2]) {
         const uint32_t panel = ptx::shared_address(out_panel(out_at, 0));
-        uint32_t words[C::head_dim_v / 16][4];
-        tile::pack_tile<C::dtype>(r_out, words);
-        if constexpr (C::out_in_v) ptx::named_barrier_sync(1 + warpgroup, 128);  // p v of all warps is done with v
-        tile::store_swizzled(words, panel, out_panel_bytes, thread);
+        if constexpr (!C::in_pair) {
+            uint32_t words[C::head_dim_v / 16][4];
+            tile::pack_tile<C::dtype>(r_out, words);
+            if constexpr (C::out_in_v) ptx::named_barrier_sync(1 + warpgroup, 128);  // p v of all warps is done with v
+            tile::store_swizzled(words, panel, out_panel_bytes, thread);
+        }
         int token[2], head[2] = {task.head, task.head};
         if constexpr (C::any_order) {
             find_tokens(task, token);
@@ -403,10 +410,10 @@ struct Consumer {
             const any::TileRows& of = params.tile;
 #pragma unroll
             for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] += of.head(row_in_tile(h));
-            if (!task.by_rows) [[likely]]
-                send(out_at, task, task.queries.first + of.place(warpgroup * C::warpgroup_rows));
-            else
+            if (C::in_pair || task.by_rows) [[unlikely]]
                 write_queries(out_at, task.batch, head, token);
+            else
+                send(out_at, task, task.queries.first + of.place(warpgroup * C::warpgroup_rows));
         }
         if (thread & 2) return;
         write_state(task.batch, head, token, lse, top);
@@ -417,7 +424,7 @@ struct Consumer {
                                                 const float (&lse)[2], const float (&top)[2]) {
         const bool is_second = thread & 1;
         const unsigned head = is_second ? heads[1] : heads[0], token = is_second ? tokens[1] : tokens[0];
-        if (int(token) == no_token) return;
+        if (int(token) == no_token || tile_rank<C>() != 0) return;
         const any::ForwardOutputs& to = params.to;
         if (to.lse.data) *any::row_of<float>(to.lse, batch, head, token) = is_second ? lse[1] : lse[0];
         if (to.max_logits.data) *any::row_of<float>(to.max_logits, batch, head, token) = is_second ? top[1] : top[0];
@@ -475,14 +482,14 @@ struct Consumer {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (token[h] == no_token) continue;
-            auto* const out = any::row_of<typename C::Element>(params.to.out, batch, head[h], token[h]);
+            auto* const out = any::row_of<typename C::Element>(params.to.out, batch, head[h], token[h]) + first_column<C>();
             auto* const words = reinterpret_cast<uint32_t*>(out + tile::fragment_column(thread, 0));
 #pragma unroll
             for (int group = 0; group < C::head_dim_v / 8; ++group)  // of 8 columns, a quad's
-                if (8 * group < params.head_dim_v)
+                if (first_column<C>() + 8 * group < params.head_dim_v)
                     words[4 * group] = tile::pack<C::dtype>(r_out[4 * group + 2 * h], r_out[4 * group + 2 * h + 1]);
         }
-        release_out(out_at);
+        if constexpr (!C::in_pair) release_out(out_at);
     }
     __device__ __forceinline__ void send_home(int out_at, const TaskMessage& task) {
         const HomePlace at = home_of(task);
@@ -673,22 +680,23 @@ struct Consumer {
     __device__ __forceinline__ void store_part(int out_at, const ForwardMessage& task, const float (&lse)[2],
                                                const float (&top)[2]) {
         const size_t first = size_t(task.part) * C::block_q;
-        float* const out = params.parts.out + first * params.head_dim_v + tile::fragment_column(thread, 0);
+        float* const out =
+            params.parts.out + first * params.head_dim_v + first_column<C>() + tile::fragment_column(thread, 0);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (!C::any_order && token_of(task, h) == no_token) continue;  // of few queries most rows are none
             auto* const row = reinterpret_cast<float2*>(out + row_in_tile(h) * params.head_dim_v);
 #pragma unroll
             for (int group = 0; group < C::head_dim_v / 8; ++group)  // of 8 columns, a quad's
-                if (8 * group < params.head_dim_v)
+                if (first_column<C>() + 8 * group < params.head_dim_v)
                     row[4 * group] = make_float2(r_out[4 * group + 2 * h], r_out[4 * group + 2 * h + 1]);
         }
-        if (thread % 4 == 0)
+        if (thread % 4 == 0 && tile_rank<C>() == 0)
             for (int h = 0; h < 2; ++h) {
                 params.parts.lse[first + row_in_tile(h)] = lse[h];
                 params.parts.top[first + row_in_tile(h)] = top[h];
             }
-        if constexpr (!C::in_pieces) release_out(out_at);
+        if constexpr (!C::in_pieces && !C::in_pair) release_out(out_at);
     }
 
     // The scores of a block and q of tile `q_at`, begun, then p v of the block before, in the slot that is returned.
@@ -805,7 +813,7 @@ struct Consumer {
         EndingTask task;
         if constexpr (C::in_pieces)
             end_scores(task);
-        else if constexpr (C::out_in_v)
+        else if constexpr (C::frees_q)
             end_scores(task.message);
         else
             release_held();
@@ -831,7 +839,7 @@ struct Consumer {
         }
         if constexpr (C::in_pieces)
             store_piece(task, done);
-        else if constexpr (C::out_in_v)
+        else if constexpr (C::frees_q)
             store(task.message, v, done, scales_of_done);
         else
             store(shared.task[q_index], q_index, done, scales_of_done);

@@ -11,6 +11,7 @@
 #include "ptx/shared.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
+#include "sm90/forward_pair.cuh"
 #include "sm90/forward_widener.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
@@ -82,16 +83,17 @@ struct Walker {
     int pending_scales = 0;  // of float8, where its scales are
     int pending_sums = -1, sums_head;  // of pieces: the tile whose last v that is, if its sums follow
     NextTask next{0};
+    uint32_t tasks_phase = 0;  // of what two CTAs that share tiles agree on
     std::conditional_t<C::reads_bytes, ByteLoader<C>, StageLoader<C>> stages{params, shared, lane};  // of float8
 
     // task: the first.
     __device__ __forceinline__ void run(Task task) {
-        for (int at = blockIdx.x;;) {
+        for (int at = int(blockIdx.x) / C::tile_ctas;;) {
             next = NextTask(task.take);
             if (task.take) {
                 load_task(task, at);
             } else {
-                next.ask(params.next_task, lane == 0);
+                next.ask(params.next_task, counts_tasks());
                 if (task.part == whole_row) store_empty(task);  // parts without blocks are none of a row's (plan/cache.h)
             }
             at = number_after(at);
@@ -112,11 +114,15 @@ struct Walker {
     }
 
     // Where each CTA has two tasks at most nobody counts: who had the longest first has the shortest second, or none.
-    __device__ __forceinline__ int number_after(int at) const {
-        const int ctas = int(gridDim.x);
-        if (params.next_task) return int(__shfl_sync(~0u, next.taken, 0)) + ctas;
-        return at < ctas ? 2 * ctas - 1 - at : params.tasks.num_tasks;
+    __device__ __forceinline__ int number_after(int at) {
+        const int tiles = int(gridDim.x) / C::tile_ctas;  // that are worked on at once
+        if constexpr (C::in_pair)
+            if (params.next_task) return shared.pair.agree_on(next.taken, tasks_phase, lane) + tiles;
+        if (params.next_task) return int(__shfl_sync(~0u, next.taken, 0)) + tiles;
+        return at < tiles ? 2 * tiles - 1 - at : params.tasks.num_tasks;
     }
+    // Of two CTAs that share tiles the first one takes tasks for both.
+    __device__ __forceinline__ bool counts_tasks() const { return lane == 0 && tile_rank<C>() == 0; }
 
     // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited
     // for the message after such a task would still hold the tile that this message needs.
@@ -124,7 +130,7 @@ struct Walker {
         const int entry = task.head / params.heads_q, head = task.head - entry * params.heads_q;
         if constexpr (C::any_order)
             ask({Request::empty_row, task.row, entry, head});
-        else
+        else if (tile_rank<C>() == 0)
             clear_rows(task.row, entry, head);
     }
 
@@ -249,10 +255,10 @@ struct Walker {
 
     __device__ __forceinline__ void load_block(int block, int mask) {
         if constexpr (C::reads_bytes) {
-            next.begin_block(params.next_task, lane == 0);
+            next.begin_block(params.next_task, counts_tasks());
             stages.load_block(block, mask, batch, head_kv);
         } else if constexpr (C::is_float8) {
-            next.begin_block(params.next_task, lane == 0);
+            next.begin_block(params.next_task, counts_tasks());
             const int scales_at = stages.scales.index;
             stages.load_k(block, mask, batch, head_kv);
             follow_with_v(block, scales_at);
@@ -275,7 +281,7 @@ struct Walker {
     __device__ __forceinline__ void load_k(int block, int mask) {
         const Request what{Request::k_rows, block, batch, head_kv, all_live, slot.index, mask, slot.phase};
         const bool is_ours = begin_tile(what);
-        next.begin_block(params.next_task, lane == 0);
+        next.begin_block(params.next_task, counts_tasks());
         if (is_ours) {
             uint64_t* const full = &shared.full[slot.index];
             uint8_t* const tile = shared.ring[slot.index][0];
@@ -388,7 +394,7 @@ struct Walker {
                                          uint64_t* bar, int more = 0) {
         ptx::mbarrier_arrive_expect(bar, Panels * Bytes + more);
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_load_4d(to + panel * Bytes, map, Columns * panel, head, row, entry, bar);
+            ptx::tma_load_4d(to + panel * Bytes, map, first_column<C>() + Columns * panel, head, row, entry, bar);
     }
 
     // Tiles where tokens stand in any order: homes and packed tiles come as boxes, and copiers bring what else is
@@ -534,8 +540,8 @@ struct Sender : Helper<C> {
             const int first = __shfl_sync(~0u, row, n);
             if (!ptx::elect()) continue;
             for (int panel = 0; panel < panels; ++panel)
-                ptx::tma_load_4d(to + panel * C::box_bytes, &map, C::panel_columns * panel, what.head, first, what.batch,
-                                 full);
+                ptx::tma_load_4d(to + panel * C::box_bytes, &map, first_column<C>() + C::panel_columns * panel, what.head,
+                                 first, what.batch, full);
         }
     }
 };

@@ -31,9 +31,9 @@
 
 namespace spattn::sm90 {
 
-BlockForwardSpace::BlockForwardSpace(const Problem& p, const LayoutView& layout, const TasksView& tasks) {
+BlockForwardSpace::BlockForwardSpace(const Problem& p, const LayoutView& layout, const TasksView& tasks, int ctas) {
     constexpr int64_t alignment = 256, note_bytes = 8;
-    const int64_t warps = layout.block_q * tasks.tile_heads / 16;
+    const int64_t warps = ctas * layout.block_q * tasks.tile_heads / 16;
     counter = size_t(round_up(int64_t(any::Partials<float>::bytes(p, layout, tasks)), alignment));
     notes = counter + alignment;
     packed = notes + size_t(round_up(tasks.num_tasks * warps * note_bytes, alignment));
@@ -109,10 +109,13 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // Transformer's strided attention at 16K (H200), as their mean. Of one of two it is guessed: as much more as it was
 // before sums came through the ring.
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
-Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
+    constexpr int tile_ctas = BlockForward<Dtype::bf16, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas;
+    Machine machine = whole;  // of two processors each, where as many share a tile
+    machine.lanes /= tile_ctas;
     constexpr double tile = BlockQ / 128.0 * BlockK / 128;
-    constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile;
+    constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile / tile_ctas;
     constexpr double reached = 0.87, mask = 150 * tile, block = 100;
     constexpr double elements = in_pairs    ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
                                 : in_threes ? 2360
@@ -134,7 +137,10 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& m
     return any::overlapped(launch + spread.join_us, any::compute_us(spread.cycles, machine), memory);
 }
 
-size_t block_forward_workspace(const Sizing& s) { return BlockForwardSpace(s.problem, s.layout, s.tasks).bytes; }
+template <int TileCtas>
+size_t block_forward_workspace(const Sizing& s) {
+    return BlockForwardSpace(s.problem, s.layout, s.tasks, TileCtas).bytes;
+}
 
 bool is_addressable(const ForwardArgs& args) {
     const Problem& p = *args.problem;
@@ -156,7 +162,7 @@ bool is_addressable(const BackwardArgs& args) {
 }
 
 // Views that the copy engine cannot address are read by the kernels of older GPUs, through the same layout.
-constexpr int older_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+constexpr int older_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }  // TODO 512
 template <Dtype D, int HeadDim, int BlockQ>
 using OlderForward =
     sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 && BlockQ == 128 ? 128 : 64>;
@@ -213,7 +219,7 @@ Kernel block_forward(const char* name) {
             .runs_here = runs_here,
             .fits = block_forward_fits<HeadDim, HeadDimV, Heads, K::float8_cache>,
             .cost = block_forward_cost<HeadDim, HeadDimV, BlockQ, BlockK, Heads>,
-            .workspace = block_forward_workspace,
+            .workspace = block_forward_workspace<K::tile_ctas>,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .prepare = prepare<D, HeadDim, HeadDimV, BlockQ, BlockK>,
             .orders = K::any_order && Heads == 1,

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT
+// Two CTAs of a cluster that share a tile of block_forward.cuh: each has half of the columns of q, k, v and out.
+#pragma once
+
+#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/shared.cuh"
+#include "sm90/pipeline.cuh"
+
+namespace spattn::sm90 {
+
+// This CTA's number among those that share its tile.
+template <class C>
+__device__ __forceinline__ int tile_rank() {
+    if constexpr (C::in_pair) return int(ptx::cluster_rank());
+    else return 0;
+}
+// The first of the CTA's columns.
+template <class C>
+__device__ __forceinline__ int first_column() {
+    return tile_rank<C>() * C::head_dim;
+}
+
+// All threads of the CTAs that share a tile.
+template <class C>
+__device__ __forceinline__ void sync_tile() {
+    if constexpr (C::in_pair) ptx::cluster_sync();
+    else __syncthreads();
+}
+
+// What the CTAs of a pair send each other.
+template <class C>
+struct alignas(16) PairShared {
+    static_assert(C::head_dim == C::head_dim_v, "columns of k and v begin at the same number");
+    static constexpr int values = C::warpgroup_rows * C::block_k;  // of a warpgroup's scores
+    static constexpr int bytes = values * int(sizeof(float));
+
+    float parts[2][C::warpgroups][values];      // of scores, as the other CTA's accumulators lie
+    uint32_t task[4];                           // to the second CTA: the number of the task after the next one
+    uint64_t parts_full[2][C::warpgroups];      // the bytes of parts
+    uint64_t task_full;                         // of the second CTA: the bytes of task
+    uint64_t task_read;                         // of the first CTA: the other's walker, which has read it
+
+    __device__ __forceinline__ void init() {
+        for (auto& turn : parts_full)
+            for (uint64_t& full : turn) ptx::mbarrier_init(&full, 1), ptx::mbarrier_arrive_expect(&full, bytes);
+        ptx::mbarrier_init(&task_full, 1);
+        ptx::mbarrier_init(&task_read, 1);
+    }
+
+    // A warpgroup's parts of scores go to the other CTA, and those of its warpgroup with the same number are added: so both
+    // have the same bits. Parts have two places in turn. Who sends to one again has got all parts of the block between,
+    // which the other's threads sent after they had read what stood there.
+    template <int Values>
+    __device__ __forceinline__ void join_scores(float (&s)[Values], Cursor<2>& turn, int warpgroup, int thread) {
+        constexpr int step = 128 * 16;  // bytes, from four values of all threads to their next four
+        const uint32_t other = ptx::cluster_rank() ^ 1;
+        float* const own = parts[turn.index][warpgroup];
+        uint64_t* const full = &parts_full[turn.index][warpgroup];
+        const uint32_t to = ptx::cluster_address(own, other) + 16 * thread, bar = ptx::cluster_address(full, other);
+#pragma unroll
+        for (int i = 0; i < Values; i += 4)
+            ptx::cluster_store(to + i / 4 * step, {s[i], s[i + 1], s[i + 2], s[i + 3]}, bar);
+        ptx::mbarrier_wait(full, turn.phase);
+        if (thread == 0) ptx::mbarrier_arrive_expect(full, bytes);  // of the block after the next
+        const uint32_t from = ptx::shared_address(own) + 16 * thread;
+#pragma unroll
+        for (int i = 0; i < Values; i += 4) {
+            float part[4];
+            ptx::load_shared(part, from + i / 4 * step);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) s[i + n] += part[n];
+        }
+        turn.advance();
+    }
+
+    // What the first CTA has taken from the counter of tasks.
+    __device__ __forceinline__ int agree_on(unsigned taken, uint32_t& phase, int lane) {
+        if (ptx::cluster_rank() == 0) {
+            ptx::mbarrier_wait(&task_read, phase ^ 1);
+            if (lane == 0)
+                ptx::cluster_store(ptx::cluster_address(task, 1), {__uint_as_float(taken), 0, 0, 0},
+                                   ptx::cluster_address(&task_full, 1));
+            taken = __shfl_sync(~0u, taken, 0);
+        } else {
+            if (lane == 0) ptx::mbarrier_arrive_expect(&task_full, sizeof task);
+            ptx::mbarrier_wait(&task_full, phase);
+            taken = *static_cast<volatile uint32_t*>(task);
+            __syncwarp();  // all lanes have read it
+            if (lane == 0) ptx::cluster_arrive(ptx::cluster_address(&task_read, 0));
+        }
+        phase ^= 1;
+        return int(taken);
+    }
+};
+
+// A CTA that has its tiles for itself.
+struct Alone {
+    __device__ __forceinline__ void init() {}
+};
+
+}  // namespace spattn::sm90
