@@ -64,20 +64,27 @@ enum class Order { consecutive, residues, listed };
 // ---- configuration ----
 // What the walks of one kernel have in common. HasDp: they make dp, so that own tokens have two operands.
 template <Dtype D, int HeadDim, int HeadDimV, bool HasDp, Order O>
-struct ApartTiles : TileConfig<D, HeadDim, HeadDimV> {
-    using Base = TileConfig<D, HeadDim, HeadDimV>;
+struct ApartTiles : TileConfig<D, HeadDim / BlockBackwardApart<D, HeadDim, HeadDimV, 128, 128>::tile_ctas,
+                               HeadDimV / BlockBackwardApart<D, HeadDim, HeadDimV, 128, 128>::tile_ctas> {
+    static constexpr int tile_ctas = BlockBackwardApart<D, HeadDim, HeadDimV, 128, 128>::tile_ctas;
+    static constexpr bool in_pair = tile_ctas == 2;
+    using Base = TileConfig<D, HeadDim / tile_ctas, HeadDimV / tile_ctas>;
     using Base::head_dim, Base::head_dim_v, Base::panels, Base::row_bytes, Base::v_panels;
     static constexpr Order order = O;
     static constexpr bool has_dp = HasDp, any_order = O != Order::consecutive, copies = O == Order::listed;
     static constexpr int block_q = 128, block_k = 128;
-    static constexpr int own_rows = 128, step = 64;  // tokens of a tile, and of the other axis at a time
-    static constexpr int steps = 128 / step;         // of a block
+    static constexpr int own_rows = 128, step = in_pair ? 32 : 64;  // tokens of a tile; of the other axis at a time
+    static constexpr int steps = 128 / step;                        // of a block
+    // Masks have words for 64 tokens, of which a step may be a half.
+    static constexpr int steps_of_word = 64 / step;
+    using MaskWord = std::conditional_t<step == 64, uint32_t, uint16_t>;  // a thread's bits of a step
     static constexpr int warpgroups = own_rows / Base::warpgroup_rows;
     static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
     static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
     // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis, or three. Not in
     // residue classes, whose tasks have few steps: three took strided(128) 7 % longer, and others 2 to 4 % less.
-    static constexpr int most_bytes = 227 * 1024 - 2048;
+    static constexpr int parts_bytes = in_pair ? 2 * own_rows * step * int(sizeof(float)) : 0;  // PairShared
+    static constexpr int most_bytes = 227 * 1024 - 2048 - parts_bytes;
     static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
     static constexpr int tile_bytes = (panels + second_panels) * own_bytes;
     static constexpr int slot_bytes = panels * step_bytes, second_slot_bytes = v_panels * step_bytes;
@@ -194,6 +201,7 @@ struct ApartShared {
     uint64_t other_full[T::slots], other_empty[T::slots];
     uint64_t second_full[T::second_slots], second_empty[T::second_slots];
     int32_t next[2];  // tasks that all producers take, in turn
+    std::conditional_t<T::in_pair, PairShared<T::warpgroups, T::step>, Alone> pair;
 };
 
 // The tokens of an own tile that are written from it.
@@ -216,7 +224,8 @@ struct ApartProducerState {
     Cursor<T::slots> slot;
     Cursor<T::second_slots> second;
     NextTask next{0};
-    int turn = 0;  // of shared.next
+    int turn = 0;              // of shared.next
+    uint32_t tasks_phase = 0;  // of what two CTAs that share tiles agree on
 
     // The same, of producers that are one warp: see elect.
     __device__ __forceinline__ bool leads() const {
@@ -247,6 +256,7 @@ struct ApartProducerState {
     // The task after the one at hand.
     __device__ __forceinline__ int take_next() {
         if (!params.next_task) return params.num_tasks();
+        if constexpr (T::in_pair) return shared.pair.agree_on(next.taken, tasks_phase, lane) + int(gridDim.x) / T::tile_ctas;
         return int(tell_producers<T::producers>(next.taken, is_leader, shared.next, turn, 1 + T::warpgroups)) +
                int(gridDim.x);
     }
@@ -284,15 +294,21 @@ struct ApartProducer {
             end_empty(task);
             return;
         }
+        if constexpr (C::by_query) {
+            clear_tile(task, params.dq, head_q, params.head_dim);
+        } else {
+            if (C::has_dp) clear_tile(task, params.dk, head_kv, params.head_dim);
+            if (C::sums_p && !params.value_in_key) clear_tile(task, params.dv, head_kv, params.head_dim_v);
+        }
+    }
+    // The CTA's columns of them.
+    __device__ __forceinline__ void clear_tile(const Task& task, const TensorView& sums, int head, int columns) {
         const int first = task.row * C::own_rows;
         const int rows = min(C::own_rows, (C::by_query ? params.seq_q : params.seq_k) - first);
-        if constexpr (C::by_query) {
-            clear_rows<Element>(params.dq, batch, head_q, first, rows, params.head_dim, state.lane);
-        } else {
-            if (C::has_dp) clear_rows<Element>(params.dk, batch, head_kv, first, rows, params.head_dim, state.lane);
-            if (C::sums_p && !params.value_in_key)
-                clear_rows<Element>(params.dv, batch, head_kv, first, rows, params.head_dim_v, state.lane);
-        }
+        const int own_columns = min(columns - first_column<C>(), C::head_dim);
+        if (own_columns > 0)
+            clear_rows<Element>(from_column<Element>(sums, first_column<C>()), batch, head, first, rows, own_columns,
+                                state.lane);
     }
 
     __device__ __forceinline__ void end_empty(const Task& task) {
@@ -383,8 +399,8 @@ struct ApartProducer {
     __device__ __forceinline__ void send_boxes(const CUtensorMap& map, const RowPlace& at, int head, int begin,
                                                uint8_t* to, uint64_t* full) {
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_load_4d(to + panel * PanelBytes, &map, C::panel_columns * panel, head, at.first + begin, batch,
-                             full);
+            ptx::tma_load_4d(to + panel * PanelBytes, &map, first_column<C>() + C::panel_columns * panel, head,
+                             at.first + begin, batch, full);
     }
     template <int Panels, int PanelBytes>
     __device__ __forceinline__ void send_boxes(const runtime::ResidueMaps& maps, const HomePlace& at, int head,
@@ -493,6 +509,7 @@ struct ApartConsumerState {
     Cursor<T::second_slots> second;
     int held = -1;            // a tile that this warp's sums are leaving
     int noted[2] = {-1, -1};  // of each walk the last task of which this warp must repair rows
+    Cursor<2> parts;          // where the other CTA's next parts come, if two share a tile
     float s[T::values], r_ds[T::of_ds], r_p[T::of_p];
 
     __device__ __forceinline__ void wait(uint64_t* full, uint32_t phase) const {
@@ -614,7 +631,9 @@ struct ApartConsumer {
         if constexpr (!C::leaves_out) take_step();
         const int mask = at_hand.mask();
         uint32_t word = ~0u;
-        if (mask != full_block) word = __ldg(words_of(mask) + warpgroup * 128 + thread);
+        if (mask != full_block)
+            word = __ldg(words_of(mask) + warpgroup * 128 + thread) >> mask % C::steps_of_word * C::step / 2;
+        join(s);
         Words words;
         make_probabilities(at, mask, word, words);
         if (state.held >= 0) [[unlikely]]
@@ -623,6 +642,7 @@ struct ApartConsumer {
             begin_sum(r_p, words, shared.other_second[second_at][0], is_first);
             if constexpr (C::has_dp) {
                 ptx::wgmma_wait<1>();
+                join(dp);
                 finish_ds(at, dp, is_first);
             }
             next_scores<IsLast>();
@@ -631,12 +651,17 @@ struct ApartConsumer {
         } else {
             ptx::wgmma_wait<0>();
             release(&shared.second_empty[second_at]);
+            join(dp);
             finish_ds(at, dp, is_first);
             next_scores<IsLast>();
             ptx::wgmma_wait<0>();
         }
         state.second.advance();
         release(&shared.other_empty[at]);
+    }
+    // Parts of products become those of all columns, where two CTAs share a tile.
+    __device__ __forceinline__ void join(float (&part)[values]) {
+        if constexpr (C::in_pair) shared.pair.join(part, state.parts, warpgroup, thread);
     }
     __device__ __forceinline__ void finish_ds(int at, const float (&dp)[values], bool is_first) {
         multiply_by_dp(at, dp);
@@ -662,7 +687,7 @@ struct ApartConsumer {
     __device__ __forceinline__ const uint32_t* words_of(int mask) const {
         constexpr int half = C::block_q * C::block_k / 32;
         return mask_words(params.layout, mask / C::steps) + (C::by_query ? half : 0) +
-               mask % C::steps * C::warpgroups * 128;
+               mask % C::steps / C::steps_of_word * C::warpgroups * 128;
     }
 
     // s becomes p, and its words where they are wanted; with a cap s becomes what ds is a multiple of.
@@ -672,7 +697,7 @@ struct ApartConsumer {
             for (int i = 0; i < values; ++i)
                 s[i] = ptx::exp2_approx(fmaf(s[i], params.scale_log2, stat(shared.offset, at, i, &QueryStats::offset)));
             if (mask != full_block) [[unlikely]]
-                tile::keep(s, word);
+                tile::keep(s, typename C::MaskWord(word));
             if constexpr (C::sums_p) tile::pack_tile<C::dtype>(s, words);
             return;
         }
@@ -755,7 +780,8 @@ struct ApartConsumer {
         return bits;
     }
     __device__ __forceinline__ int2* note_of(int task) const {
-        return walk.notes + (size_t(task) * C::warpgroups + warpgroup) * 4 + thread / 32;
+        const size_t tile = size_t(task) * C::tile_ctas + tile_rank<C>();
+        return walk.notes + (tile * C::warpgroups + warpgroup) * 4 + thread / 32;
     }
 
     // Sums of pairs become gradients.
@@ -792,7 +818,8 @@ struct ApartConsumer {
     __device__ __forceinline__ void send(const CUtensorMap& map, const TaskMessage& task, int first) const {
         const int row = task.row * C::own_rows + row_in_tile();
         for (int panel = 0; panel < Panels; ++panel)
-            ptx::tma_store_4d(&map, C::panel_columns * panel, task.head, row, task.batch, staged(first + panel));
+            ptx::tma_store_4d(&map, first_column<C>() + C::panel_columns * panel, task.head, row, task.batch,
+                              staged(first + panel));
     }
     template <int Panels>
     __device__ __forceinline__ void send(const runtime::ResidueMaps& maps, const TaskMessage& task, int first) const {
@@ -894,7 +921,7 @@ struct ApartConsumer {
     __device__ __forceinline__ void write(const float (&sums)[Size], float* to, int width, int columns) const {
 #pragma unroll
         for (int i = 0; i < Size; ++i) {
-            const int column = tile::fragment_column(thread, i);
+            const int column = first_column<C>() + tile::fragment_column(thread, i);
             if (column < columns) to[tile::fragment_row(thread, i) * width + column] = sums[i];
         }
     }
@@ -925,7 +952,7 @@ struct ApartConsumer {
 template <class First, class Second>
 __device__ __forceinline__ void produce(ApartProducerState<typename First::Tiles>&& state) {
     const auto& params = state.params;
-    for (int at = int(blockIdx.x); at < params.num_tasks(); at = state.take_next()) {
+    for (int at = int(blockIdx.x) / First::tile_ctas; at < params.num_tasks(); at = state.take_next()) {
         const PlaceInWalk place(params, at);
         in_walk<First, Second>(place.walk, [&]<class C>() {
             ApartProducer<C>{state, params.walks[std::is_same_v<C, First> ? 0 : 1]}.run(place.task);
@@ -969,9 +996,10 @@ __global__ void __launch_bounds__(First::threads, 1)
             ptx::mbarrier_init(&shared.second_full[i], T::tile_counts);
             ptx::mbarrier_init(&shared.second_empty[i], T::warps);
         }
+        shared.pair.init();
         ptx::fence_mbarrier_init();
     }
-    __syncthreads();
+    sync_tile<T>();
     const int warpgroup =
         __shfl_sync(~0u, threadIdx.x / 128, 0);  // a shuffle, so that the compiler sees one value a warp
     if (warpgroup == T::warpgroups) {
@@ -981,12 +1009,13 @@ __global__ void __launch_bounds__(First::threads, 1)
             if (T::has_helpers && thread >= 32)
                 produce<First, Second>({params, shared, thread % 32, false, true});
             else
-                produce<First, Second>({params, shared, thread % 32, thread == 0, false});
+                produce<First, Second>({params, shared, thread % 32, thread == 0 && tile_rank<T>() == 0, false});
         }
     } else {
         ptx::take_registers<T::consumer_registers>();
         consume<First, Second>({params, shared, warpgroup, int(threadIdx.x % 128)});
     }
+    if constexpr (T::in_pair) ptx::cluster_sync();  // the other CTA may have something to send to this one yet
 }
 
 // ---- launch ----
@@ -997,11 +1026,14 @@ struct ApartLaunch {
     const BlockBackwardApartSpace space;
 
     explicit ApartLaunch(const BackwardArgs& args)
-        : args(args), p(*args.problem), space(p, args.layout, args.tasks, args.second_tasks) {}
+        : args(args), p(*args.problem), space(p, args.layout, args.tasks, args.second_tasks, tile_ctas) {}
 
-    // Counters, unless there is a processor for each task.
+    static constexpr int tile_ctas = BlockBackwardApart<D, HeadDim, HeadDimV, 128, 128>::tile_ctas;
+    int most_tiles() const { return runtime::count_processors(args.device) / tile_ctas; }  // that are worked on at once
+
+    // Counters, unless all tasks are worked on at once.
     void clear() const {
-        if (args.tasks.num_tasks + args.second_tasks.num_tasks > runtime::count_processors(args.device))
+        if (args.tasks.num_tasks + args.second_tasks.num_tasks > most_tiles())
             runtime::clear(workspace() + space.counters, space.notes - space.counters, args.stream);
     }
 
@@ -1018,12 +1050,13 @@ struct ApartLaunch {
         const int64_t of_first = params.walks[0].tasks.num_tasks;
         params.walks[1] = {};
         if (has_second) set<Config<Second>>(params.walks[1], of_first);
-        const int tasks = params.num_tasks(), blocks = std::min(tasks, runtime::count_processors(args.device));
+        const int tasks = params.num_tasks(), tiles = std::min(tasks, most_tiles());
         params.share = tasks ? uint32_t(ceil_div(of_first << 32, int64_t(tasks))) : 0;
-        if (blocks < tasks) params.next_task = reinterpret_cast<unsigned*>(workspace() + space.counters) + kernel;
+        if (tiles < tasks) params.next_task = reinterpret_cast<unsigned*>(workspace() + space.counters) + kernel;
         runtime::launch(apart_kernel<C, Config<Second>>,
-                        {unsigned(blocks), unsigned(C::threads), sizeof(ApartShared<typename C::Tiles>)}, args.stream,
-                        params);
+                        {unsigned(tiles * tile_ctas), unsigned(C::threads), sizeof(ApartShared<typename C::Tiles>),
+                         unsigned(tile_ctas)},
+                        args.stream, params);
     }
 
     char* workspace() const { return static_cast<char*>(args.workspace); }
@@ -1033,7 +1066,7 @@ struct ApartLaunch {
     void set(ApartWalk<O>& walk, size_t notes) const {
         make_maps<C>(walk.maps);
         walk.tasks = C::by_query ? args.second_tasks : args.tasks;
-        walk.notes = reinterpret_cast<int2*>(workspace() + space.notes) + notes * C::warps;
+        walk.notes = reinterpret_cast<int2*>(workspace() + space.notes) + notes * C::warps * tile_ctas;
     }
 
     template <class C>
@@ -1119,20 +1152,22 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::run(const BackwardArgs& args) {
     static_assert(BlockQ == 128 && BlockK == 128, "tiles of own tokens are blocks");
     const AxisView &queries = args.layout.queries, &keys = args.layout.keys;
-    if (args.piece.is_whole() && is_consecutive(queries) && is_consecutive(keys))
-        run_apart<D, HeadDim, HeadDimV, Order::consecutive>(args);
-    else if (queries.listed + keys.listed == 0)
-        run_apart<D, HeadDim, HeadDimV, Order::residues>(args);
-    else
-        run_apart<D, HeadDim, HeadDimV, Order::listed>(args);
+    if constexpr (any_order) {
+        if (queries.listed + keys.listed > 0) return run_apart<D, HeadDim, HeadDimV, Order::listed>(args);
+        if (!args.piece.is_whole() || !is_consecutive(queries) || !is_consecutive(keys))
+            return run_apart<D, HeadDim, HeadDimV, Order::residues>(args);
+    }
+    run_apart<D, HeadDim, HeadDimV, Order::consecutive>(args);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 void BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
     prepare_apart<D, HeadDim, HeadDimV, Order::consecutive>();
-    prepare_apart<D, HeadDim, HeadDimV, Order::residues>();
-    prepare_apart<D, HeadDim, HeadDimV, Order::listed>();
+    if constexpr (any_order) {
+        prepare_apart<D, HeadDim, HeadDimV, Order::residues>();
+        prepare_apart<D, HeadDim, HeadDimV, Order::listed>();
+    }
     runtime::prepare_tensor_maps();
 }
 

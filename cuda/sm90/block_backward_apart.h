@@ -12,8 +12,9 @@ namespace spattn::sm90 {
 struct BlockBackwardApartSpace {
     size_t counters, notes, bytes;  // offsets, and the whole
 
+    // ctas: those that share a tile.
     BlockBackwardApartSpace(const Problem& problem, const LayoutView& layout, const TasksView& by_key,
-                            const TasksView& by_query);
+                            const TasksView& by_query, int ctas);
 };
 
 constexpr int joined_head_dim = 128;  // up to which one walk makes dk and dv
@@ -24,6 +25,10 @@ constexpr int joined_head_dim = 128;  // up to which one walk makes dk and dv
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockBackwardApart {
     static constexpr bool joins_dk_dv = HeadDim <= joined_head_dim;
+    // CTAs that share a tile: a thread has registers for 256 columns of a sum. They want tokens in their order, and whole
+    // passes.
+    static constexpr int tile_ctas = HeadDim > 256 ? 2 : 1;
+    static constexpr bool any_order = tile_ctas == 1;
     static constexpr int mask_words = 2 * BlockQ * BlockK / 64 + 1;  // 64-bit words of a mask
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);

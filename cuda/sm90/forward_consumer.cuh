@@ -12,8 +12,8 @@
 #include "ptx/tma.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/forward_pair.cuh"
 #include "sm90/forward_widener.cuh"
+#include "sm90/pair.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/row_end.cuh"
 #include "sm90/token_tiles.cuh"
@@ -274,7 +274,7 @@ struct Consumer {
     // The scores of a block are there, of k in that slot, which is free then.
     __device__ __forceinline__ void finish_scores(int q_at, int k, bool is_masked) {
         release(k);
-        if constexpr (C::in_pair) shared.pair.join_scores(s, parts, warpgroup, thread);
+        if constexpr (C::in_pair) shared.pair.join(s, parts, warpgroup, thread);
         if constexpr (scales_rows)
             if (has_negative) [[unlikely]]
                 negate_rows(q_at);

@@ -15,6 +15,7 @@
 #include "runtime/launch.h"
 #include "runtime/tensor_map.h"
 #include "sm90/block_backward.h"
+#include "sm90/pair.cuh"
 #include "sm90/pipeline.cuh"
 #include "tile/fragment.h"
 #include "tile/softmax.cuh"
@@ -137,11 +138,12 @@ __device__ __forceinline__ void clear_rows(const TensorView& x, int batch, int h
 template <class C>
 struct GradientRepair {
     using Element = typename C::Element;
-    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+    static constexpr int columns = C::head_dim / 32;  // of sums, a lane's, 32 apart
 
     const GradientParams& params;
     const int lane, batch;
     const bool makes_dk = true, makes_dv = true;  // of keys: what the kernel owns that asks
+    const int first = first_column<C>() + lane;
     float dk[columns] = {}, dv[columns] = {}, dq[columns] = {};
 
     // Sums of a pair into dk and dv, or into dq. The other's are not used.
@@ -158,7 +160,7 @@ struct GradientRepair {
         const float lse = params.space.lse[row], delta = params.space.delta[row];
         const float p = ptx::exp2_approx(s * params.scale_log2 - lse * float(M_LOG2E)), ds = p * slope * (dp - delta);
         for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
+            const int column = first + 32 * i;
             if (column < params.head_dim_v) dv[i] = fmaf(p, any::to_real(dout[column]), dv[i]);
             if (column >= params.head_dim) continue;
             dk[i] = fmaf(ds, any::to_real(q[column]), dk[i]);
@@ -211,7 +213,7 @@ struct GradientRepair {
                             (int64_t(task.part) * C::block_k + in_block) * (params.head_dim + params.head_dim_v);
         const int64_t row = (int64_t(batch) * params.heads_kv + head_kv) * params.seq_k + key;
         for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
+            const int column = first + 32 * i;
             if (makes_dv && column < params.head_dim_v) {
                 if (task.part != whole_row)
                     part[params.head_dim + column] = dv[i];
@@ -249,7 +251,7 @@ struct GradientRepair {
     __device__ __forceinline__ void store_query(const Task& task, int head_q, int64_t query, int in_block) {
         const int64_t row = (int64_t(batch) * params.heads_q + head_q) * params.seq_q + query;
         for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
+            const int column = first + 32 * i;
             if (column >= params.head_dim) continue;
             if (task.part != whole_row)
                 params.space.parts_query[(int64_t(task.part) * C::block_q + in_block) * params.head_dim + column] =

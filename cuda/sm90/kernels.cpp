@@ -54,9 +54,9 @@ BlockBackwardSpace::BlockBackwardSpace(const Problem& p, const LayoutView& layou
 }
 
 BlockBackwardApartSpace::BlockBackwardApartSpace(const Problem& p, const LayoutView& layout, const TasksView& by_key,
-                                                 const TasksView& by_query) {
+                                                 const TasksView& by_query, int ctas) {
     constexpr int64_t alignment = 256, note_bytes = 8;
-    const int64_t warps = layout.block_k / 16, tasks = by_key.num_tasks + by_query.num_tasks;
+    const int64_t warps = ctas * layout.block_k / 16, tasks = by_key.num_tasks + by_query.num_tasks;
     counters = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
     notes = counters + alignment;
     bytes = notes + size_t(tasks * warps * note_bytes);
@@ -93,6 +93,13 @@ const char* block_forward_fits(const Problem& p) {
     return any::maximum_fits(p);
 }
 
+// A machine whose processors are as many of a GPU's each as share a tile.
+Machine of_tiles(const Machine& whole, int tile_ctas) {
+    Machine machine = whole;
+    machine.lanes /= tile_ctas;
+    return machine;
+}
+
 // What kernels of these rows reach of a GPU's memory: streams that do nothing else, and operands beside products.
 constexpr double streamed = 0.7, beside_products = 0.8;
 
@@ -112,8 +119,7 @@ template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool Mul
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
     constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
     constexpr int tile_ctas = BlockForward<Dtype::bf16, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas;
-    Machine machine = whole;  // of two processors each, where as many share a tile
-    machine.lanes /= tile_ctas;
+    const Machine machine = of_tiles(whole, tile_ctas);
     constexpr double tile = BlockQ / 128.0 * BlockK / 128;
     constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile / tile_ctas;
     constexpr double reached = 0.87, mask = 150 * tile, block = 100;
@@ -536,10 +542,12 @@ const char* block_backward_apart_fits(const Problem& p) {
 }
 
 // Products of 128 x 128 blocks: 8 cycles a column. Every kernel reads all operands; two walks of one share them.
-template <int HeadDim, int HeadDimV, bool JoinsDkDv>
-Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+template <int HeadDim, int HeadDimV, bool JoinsDkDv, int TileCtas>
+Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
+    const Machine machine = of_tiles(whole, TileCtas);
     constexpr int walks = JoinsDkDv ? 2 : 3, kernels = JoinsDkDv ? 1 : 3;
-    constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV), reached = 0.77;
+    constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV) / TileCtas;
+    constexpr double reached = TileCtas == 1 ? 0.77 : 0.45;
     constexpr double elements = 3300 * walks, mask = 300, task = 2000 * walks;
     constexpr double launches = JoinsDkDv ? 8 : 15;  // us
     const double cycles = s.blocks * std::max(products / reached, elements) + s.masked * mask + double(s.rows) * task;
@@ -553,8 +561,9 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
     return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
+template <int TileCtas>
 size_t block_backward_apart_workspace(const Sizing& s) {
-    return BlockBackwardApartSpace(s.problem, s.layout, s.tasks, s.second_tasks).bytes;
+    return BlockBackwardApartSpace(s.problem, s.layout, s.tasks, s.second_tasks, TileCtas).bytes;
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -573,12 +582,12 @@ Kernel block_backward_apart(const char* name) {
             .num_walks = 2,
             .runs_here = runs_here,
             .fits = block_backward_apart_fits<HeadDim, HeadDimV, joins>,
-            .cost = block_backward_apart_cost<HeadDim, HeadDimV, joins>,
-            .workspace = block_backward_apart_workspace,
+            .cost = block_backward_apart_cost<HeadDim, HeadDimV, joins, Own::tile_ctas>,
+            .workspace = block_backward_apart_workspace<Own::tile_ctas>,
             .backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>,
             .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
-            .orders = true,
-            .carries = any::BackwardCarried<float>::bytes,
+            .orders = Own::any_order,
+            .carries = Own::any_order ? any::BackwardCarried<float>::bytes : nullptr,
             .dispatch = any::dispatch_of<D>(),
             .assumes = assumes};
 }

@@ -24,6 +24,9 @@ struct TileConfig {
     // Panels of q and k have twice the columns where they are multiplied as float8.
     static constexpr bool multiplies_float8 = false;
     static constexpr int factor_blocks = 1;  // of keys multiplied so
+    // CTAs that share a tile, each of which has some of the columns (pair.cuh).
+    static constexpr int tile_ctas = 1;
+    static constexpr bool in_pair = false;
     static constexpr int key_panel_columns = panel_columns, key_panels = panels;
     static constexpr int warpgroup_rows = tile::fragment_rows, warpgroup_bytes = warpgroup_rows * row_bytes;
     static constexpr int warp_rows = 16, warp_bytes = warp_rows * row_bytes;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two CTAs of a cluster that share a tile of block_forward.cuh: each has half of the columns of q, k, v and out.
+// Two CTAs of a cluster that share a tile, where heads have more columns than registers have room for: each has half of
+// the columns of all operands and results. It makes its columns' part of scores, and of dp, and both add the other's.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -28,18 +29,16 @@ __device__ __forceinline__ void sync_tile() {
     else __syncthreads();
 }
 
-// What the CTAs of a pair send each other.
-template <class C>
+// What the CTAs of a pair send each other: parts of scores of 64 rows a warpgroup, and so many tokens.
+template <int Warpgroups, int Tokens>
 struct alignas(16) PairShared {
-    static_assert(C::head_dim == C::head_dim_v, "columns of k and v begin at the same number");
-    static constexpr int values = C::warpgroup_rows * C::block_k;  // of a warpgroup's scores
-    static constexpr int bytes = values * int(sizeof(float));
+    static constexpr int values = 64 * Tokens, bytes = values * int(sizeof(float));  // of a warpgroup
 
-    float parts[2][C::warpgroups][values];      // of scores, as the other CTA's accumulators lie
-    uint32_t task[4];                           // to the second CTA: the number of the task after the next one
-    uint64_t parts_full[2][C::warpgroups];      // the bytes of parts
-    uint64_t task_full;                         // of the second CTA: the bytes of task
-    uint64_t task_read;                         // of the first CTA: the other's walker, which has read it
+    float parts[2][Warpgroups][values];      // as the other CTA's accumulators lie
+    uint32_t task[4];                        // to the second CTA: what the first one took from the counter of tasks
+    uint64_t parts_full[2][Warpgroups];      // the bytes of parts
+    uint64_t task_full;                      // of the second CTA: the bytes of task
+    uint64_t task_read;                      // of the first CTA: the other's producer, which has read it
 
     __device__ __forceinline__ void init() {
         for (auto& turn : parts_full)
@@ -48,11 +47,12 @@ struct alignas(16) PairShared {
         ptx::mbarrier_init(&task_read, 1);
     }
 
-    // A warpgroup's parts of scores go to the other CTA, and those of its warpgroup with the same number are added: so both
-    // have the same bits. Parts have two places in turn. Who sends to one again has got all parts of the block between,
-    // which the other's threads sent after they had read what stood there.
+    // A warpgroup's parts go to the other CTA, and those of its warpgroup with the same number are added: so both have
+    // the same bits. Parts have two places in turn. Who sends to one again has got all of those between, which the other's
+    // threads sent after they had read what stood there.
     template <int Values>
-    __device__ __forceinline__ void join_scores(float (&s)[Values], Cursor<2>& turn, int warpgroup, int thread) {
+    __device__ __forceinline__ void join(float (&s)[Values], Cursor<2>& turn, int warpgroup, int thread) {
+        static_assert(128 * Values == values, "a thread has as many values as another");
         constexpr int step = 128 * 16;  // bytes, from four values of all threads to their next four
         const uint32_t other = ptx::cluster_rank() ^ 1;
         float* const own = parts[turn.index][warpgroup];
@@ -62,7 +62,7 @@ struct alignas(16) PairShared {
         for (int i = 0; i < Values; i += 4)
             ptx::cluster_store(to + i / 4 * step, {s[i], s[i + 1], s[i + 2], s[i + 3]}, bar);
         ptx::mbarrier_wait(full, turn.phase);
-        if (thread == 0) ptx::mbarrier_arrive_expect(full, bytes);  // of the block after the next
+        if (thread == 0) ptx::mbarrier_arrive_expect(full, bytes);  // of the time after the next
         const uint32_t from = ptx::shared_address(own) + 16 * thread;
 #pragma unroll
         for (int i = 0; i < Values; i += 4) {
