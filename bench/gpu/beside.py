@@ -22,7 +22,7 @@ def peers_here(library, case, what, flops, use_flex, t):
         yield "FA4", lambda: make(case.name, mask, *operands)
     attentions = []
     if case.pattern == "full" or case.pattern == "causal" and case.seq == case.seq_k:
-        attentions += torch_peers.dense(case.pattern == "causal", case.dtype)
+        attentions += torch_peers.dense(case.pattern == "causal", case.dtype, case.head_dim)
     if case.documents:
         attentions.append(("torch nested SDPA", torch_peers.of_documents(case.documents, t.q.device)))
     for peer, attention in attentions:

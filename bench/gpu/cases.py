@@ -277,6 +277,12 @@ CASES = [
                                                  ("d64_f16", torch.float16, 64, 64), ("d96", torch.bfloat16, 96, 96),
                                                  ("d192_128", torch.bfloat16, 192, 128),
                                                  ("d256", torch.bfloat16, 256, 256))),
+    # Gemma 4's layers that see all keys: head_dim 512.
+    *(Case(f"{name}_d512", text, 8, 16384, kept, heads_kv=4, head_dim=512, head_dim_v=512)
+      for name, text, kept in (("full_16k", "full", full), ("causal_16k", "causal", causal),
+                               ("window1k_16k", WINDOW, window1k))),
+    Case("decode_32k_d512", "full", 8, 1, full, heads_kv=4, seq_k=32768, head_dim=512, head_dim_v=512, batch=8,
+         passes=FORWARD),
     *(Case(f"{name}_{label}", text, 16, seq, kept, dtype=torch.float32, head_dim=head_dim, head_dim_v=head_dim)
       for name, text, seq, kept in (("full_4k", "full", 4096, full), ("window1k_16k", WINDOW, 16384, window1k))
       for label, head_dim in (("f32", 128), ("d64_f32", 64))),

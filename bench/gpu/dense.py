@@ -6,7 +6,7 @@ from products import Products
 from report import first_line
 from truth import Tensors
 
-LARGEST_HEAD_DIM = 256  # of dense kernels; ours beyond that are plain ones, which take seconds
+LARGEST_HEAD_DIM = 512  # of dense kernels; ours beyond that are plain ones, which take seconds
 
 
 class Dense:
@@ -45,7 +45,7 @@ class Dense:
         is_large = case.head_dim > LARGEST_HEAD_DIM
         if not is_large:
             yield "sparseattn", lambda: peer_us(self.library.calls(case, t, [what])[0][what])
-        for name, attention in torch_peers.dense(case.pattern == "causal", case.dtype):
+        for name, attention in torch_peers.dense(case.pattern == "causal", case.dtype, case.head_dim):
             yield name, lambda attention=attention: peer_us(torch_peers.of_pass(what, attention, t))
         if is_large and case.batch == case.heads_kv == 1:
             q, dout = (x[0].transpose(0, 1) for x in (t.q, t.dout))

@@ -13,15 +13,18 @@ import peers  # noqa: E402
 MOST_SPARSE = 2**37  # FLOPs of a case that torch.sparse is given, which reached 1 to 4 TFLOP/s on an H200
 
 
-def dense(is_causal, dtype):
-    """Name and attention of each dense kernel for a dtype. A causal one takes as many queries as keys."""
+def dense(is_causal, dtype, head_dim=128):
+    """Name and attention of each dense kernel for a dtype and head_dim. A causal one takes as many queries as keys."""
     backends = [("torch cuDNN SDPA", SDPBackend.CUDNN_ATTENTION), ("torch flash SDPA", SDPBackend.FLASH_ATTENTION)]
-    if dtype == torch.float32:
+    if dtype == torch.float32 or head_dim > 256:
         backends = [("torch efficient SDPA", SDPBackend.EFFICIENT_ATTENTION)]
     for name, backend in backends:
         def attention(q, k, v, backend=backend):
+            group = q.shape[1] // k.shape[1]
+            if backend == SDPBackend.EFFICIENT_ATTENTION and group > 1:  # which knows no groups
+                k, v, group = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), 1
             with sdpa_kernel(backend):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] > k.shape[1])
+                return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=group > 1)
         yield name, attention
 
 

@@ -15,6 +15,7 @@ std::string pair_with(const std::string& row) {
     const auto is_of = [&](const char* products) { return row.find(products) != std::string::npos; };
     const char* const products = is_of("_f16_") ? "f16" : is_of("_tf32_") ? "tf32" : is_of("_f32_") ? "f32" : "bf16";
     const char* const tile = is_of("f32_") ? "_d128_v128_64x64," : "_d256_v256_64x64,";
+    if (dim_of(row) > 256) return "sm90_block_forward_bf16_d512_v512_128x64," + row;
     return std::string("sm80_block_forward_") + products + tile + row;
 }
 
