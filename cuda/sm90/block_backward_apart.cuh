@@ -17,6 +17,9 @@
 //   walks     up to head_dim 128 tasks of both walks come in turn in one launch: what one has read the other meets in
 //             L2, there is one tail, and a small problem waits for one launch less
 //
+//   columns   beyond 256 two CTAs share a tile, as in the forward: they exchange their parts of s and of dp, and each makes
+//             its columns of the sums. Steps have 32 tokens then, and tokens stand in their own order
+//
 //   orders    as in the forward, tokens may stand in any order; and a pattern may be run in pieces, each of which takes
 //             on the float sums of the one before. Sums of homes leave as boxes, others row by row. Where tokens stand
 //             in any order a block is often empty in parts: steps without a kept pair are not loaded, and a warpgroup
@@ -31,7 +34,8 @@
 // keeps the way between the halves of L2 busy for 79 % of its time (ncu). Measured (H200, bf16, L2 cold, TFLOP/s of 10
 // pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks (bsr128_10_16k) 474, window1k_16k 395,
 // block_diagonal512_16k 395, head_dim 192/128 424, 256 453; dilated_16k 74, strided_16k 89, longnet_128k 213,
-// landmark_64k 273, global_tokens_64k 264; as a union in pieces sparse_transformer_16k 92. With a launch for each walk,
+// landmark_64k 273, global_tokens_64k 264; as a union in pieces sparse_transformer_16k 92; head_dim 512, 8 heads on 4,
+// full_16k 236, causal_16k 241, window1k_16k 193, where torch's memory-efficient kernel reaches 45 and 39. With a launch for each walk,
 // every step loaded and sums of pieces read one by one it was 459 for random blocks and 345 for block_diagonal512_16k;
 // 54, 65, 195, 263, 238 and 48 in other orders.
 //

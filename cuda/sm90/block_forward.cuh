@@ -55,6 +55,11 @@
 //             Widened tile by tile they took 5.1 by tiles of 128 x 128 with seven wideners a CTA, and 8.6 by those of
 //             64 x 64
 //
+//   columns   beyond 256 a tile has two CTAs, which are a cluster: each has half of the columns of q, k, v and out, and
+//             of scores the part that comes of its columns. They send each other these parts, and both make the same
+//             probabilities of their sums (pair.cuh). The parts take the room of a second q tile, so that out leaves from
+//             registers, row by row, and the next q comes when the last scores are made
+//
 //   heads     those of a group may share a tile, token by token, where queries are few: boxes of q and out have as many
 //             heads, and masks were widened for them. Only whose a written row is differs (any::TileRows)
 //
@@ -84,6 +89,10 @@
 // waited for at once. Without these (any/divisor.h, ptx::elect, ptx::count), and with lse written by two threads of a
 // quad at once, block_diagonal512_16k takes 4 % less time, landmark_64k and global_tokens_64k 2.4 %, bigbird_128k 2 %,
 // window1k_16k 1.7 %.
+//
+// Pairs (H200, head_dim 512, 8 heads on 4, 16K tokens, TFLOP/s): full attention 575, causal 564, window1k 405, where
+// torch's memory-efficient kernel reaches 139 and 130. What binds is the way from one CTA's shared memory to the other's:
+// without parts of scores full attention would reach 759, with parts that nobody waits for 630. With turns it reached 557.
 //
 // Residue classes (H200, us). Their boxes were found by a division each: without these dilated_16k takes 85.2 instead
 // of 90.7, strided_16k 84.5 instead of 91.6, landmark_64k and global_tokens_64k 2 % less. With out in the slot of the
