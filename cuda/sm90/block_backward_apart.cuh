@@ -87,7 +87,8 @@ struct ApartTiles : TileConfig<D, HeadDim / BlockBackwardApart<D, HeadDim, HeadD
     static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
     // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis, or three. Not in
     // residue classes, whose tasks have few steps: three took strided(128) 7 % longer, and others 2 to 4 % less.
-    static constexpr int parts_bytes = in_pair ? 2 * own_rows * step * int(sizeof(float)) : 0;  // PairShared
+    static constexpr int part_places = 2;  // pair.cuh
+    static constexpr int parts_bytes = in_pair ? part_places * own_rows * step * int(sizeof(float)) : 0;
     static constexpr int most_bytes = 227 * 1024 - 2048 - parts_bytes;
     static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
     static constexpr int tile_bytes = (panels + second_panels) * own_bytes;
@@ -205,7 +206,7 @@ struct ApartShared {
     uint64_t other_full[T::slots], other_empty[T::slots];
     uint64_t second_full[T::second_slots], second_empty[T::second_slots];
     int32_t next[2];  // tasks that all producers take, in turn
-    std::conditional_t<T::in_pair, PairShared<T::warpgroups, T::step>, Alone> pair;
+    std::conditional_t<T::in_pair, PairShared<T::warpgroups, T::step, T::part_places>, Alone> pair;
 };
 
 // The tokens of an own tile that are written from it.
@@ -513,7 +514,7 @@ struct ApartConsumerState {
     Cursor<T::second_slots> second;
     int held = -1;            // a tile that this warp's sums are leaving
     int noted[2] = {-1, -1};  // of each walk the last task of which this warp must repair rows
-    Cursor<2> parts;          // where the other CTA's next parts come, if two share a tile
+    Cursor<T::part_places> parts;  // where the other CTA's next parts come, if two share a tile
     float s[T::values], r_ds[T::of_ds], r_p[T::of_p];
 
     __device__ __forceinline__ void wait(uint64_t* full, uint32_t phase) const {

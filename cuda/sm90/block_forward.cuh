@@ -234,7 +234,8 @@ struct Config : TileConfig<D, HeadDim / BlockForward<D, HeadDim, HeadDimV, Block
     static constexpr int stages = is_float8 ? 3 : 1, most_scale_blocks = 6;
     static constexpr int float8_bytes =
         is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;
-    static constexpr int parts_bytes = in_pair ? 2 * block_q * block_k * int(sizeof(float)) : 0;  // pair.cuh
+    static constexpr int part_places = 1;  // pair.cuh
+    static constexpr int parts_bytes = in_pair ? part_places * block_q * block_k * int(sizeof(float)) : 0;
     static constexpr int slots =
         (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes - parts_bytes) / (panels * box_bytes);
     // Factors of keys: a block's are read until its probabilities are made, which is before its v is released.
@@ -314,7 +315,7 @@ struct ForwardShared {
     uint64_t full[C::slots];       // as q_full, for the bytes of a block; one arrival a widener, where these write it
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
     std::conditional_t<C::is_float8, WidenStages<C>, Requests<C::requests>> helper;  // what the walker asks
-    std::conditional_t<C::in_pair, PairShared<C::warpgroups, C::block_k>, Alone> pair;
+    std::conditional_t<C::in_pair, PairShared<C::warpgroups, C::block_k, C::part_places>, Alone> pair;
     alignas(16) float factors[C::factor_blocks][C::multiplies_float8 ? C::block_k : 4];  // of keys of float8 products
 };
 

@@ -192,7 +192,7 @@ struct Consumer {
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
-    Cursor<2> parts;    // where the other CTA's parts of the next scores come, if two share a tile
+    Cursor<C::part_places> parts;  // where the other CTA's parts of the next scores come, if two share a tile
     Cursor<C::multiplies_float8 ? C::factor_blocks : C::scale_blocks> scales;  // of float8: those of the block whose
                                                                                // scores come next
     bool has_negative = false;       // of float8 products: one of a thread's queries has a negative factor

@@ -29,40 +29,47 @@ __device__ __forceinline__ void sync_tile() {
     else __syncthreads();
 }
 
-// What the CTAs of a pair send each other: parts of scores of 64 rows a warpgroup, and so many tokens.
-template <int Warpgroups, int Tokens>
+// What the CTAs of a pair send each other: parts of scores of 64 rows a warpgroup, and so many tokens. They have so many
+// places, which are used in turn.
+template <int Warpgroups, int Tokens, int Places>
 struct alignas(16) PairShared {
     static constexpr int values = 64 * Tokens, bytes = values * int(sizeof(float));  // of a warpgroup
 
-    float parts[2][Warpgroups][values];      // as the other CTA's accumulators lie
-    uint32_t task[4];                        // to the second CTA: what the first one took from the counter of tasks
-    uint64_t parts_full[2][Warpgroups];      // the bytes of parts
-    uint64_t task_full;                      // of the second CTA: the bytes of task
-    uint64_t task_read;                      // of the first CTA: the other's producer, which has read it
+    float parts[Places][Warpgroups][values];   // as the other CTA's accumulators lie
+    uint32_t task[4];                          // to the second CTA: what the first one took from the counter of tasks
+    uint64_t parts_full[Places][Warpgroups];   // the bytes of parts
+    uint64_t parts_read[Places][Warpgroups];   // of those that went to the other CTA: its warps that read them
+    uint64_t task_full;                        // of the second CTA: the bytes of task
+    uint64_t task_read;                        // of the first CTA: the other's producer, which has read it
 
     __device__ __forceinline__ void init() {
-        for (auto& turn : parts_full)
-            for (uint64_t& full : turn) ptx::mbarrier_init(&full, 1), ptx::mbarrier_arrive_expect(&full, bytes);
+        for (int place = 0; place < Places; ++place)
+            for (int i = 0; i < Warpgroups; ++i) {
+                ptx::mbarrier_init(&parts_full[place][i], 1);
+                ptx::mbarrier_arrive_expect(&parts_full[place][i], bytes);
+                ptx::mbarrier_init(&parts_read[place][i], 4);
+            }
         ptx::mbarrier_init(&task_full, 1);
         ptx::mbarrier_init(&task_read, 1);
     }
 
     // A warpgroup's parts go to the other CTA, and those of its warpgroup with the same number are added: so both have
-    // the same bits. Parts have two places in turn. Who sends to one again has got all of those between, which the other's
-    // threads sent after they had read what stood there.
+    // the same bits.
     template <int Values>
-    __device__ __forceinline__ void join(float (&s)[Values], Cursor<2>& turn, int warpgroup, int thread) {
+    __device__ __forceinline__ void join(float (&s)[Values], Cursor<Places>& at, int warpgroup, int thread) {
         static_assert(128 * Values == values, "a thread has as many values as another");
         constexpr int step = 128 * 16;  // bytes, from four values of all threads to their next four
         const uint32_t other = ptx::cluster_rank() ^ 1;
-        float* const own = parts[turn.index][warpgroup];
-        uint64_t* const full = &parts_full[turn.index][warpgroup];
+        float* const own = parts[at.index][warpgroup];
+        uint64_t* const full = &parts_full[at.index][warpgroup];
+        uint64_t* const read = &parts_read[at.index][warpgroup];
         const uint32_t to = ptx::cluster_address(own, other) + 16 * thread, bar = ptx::cluster_address(full, other);
+        ptx::mbarrier_wait(read, at.phase ^ 1);
 #pragma unroll
         for (int i = 0; i < Values; i += 4)
             ptx::cluster_store(to + i / 4 * step, {s[i], s[i + 1], s[i + 2], s[i + 3]}, bar);
-        ptx::mbarrier_wait(full, turn.phase);
-        if (thread == 0) ptx::mbarrier_arrive_expect(full, bytes);  // of the time after the next
+        ptx::mbarrier_wait(full, at.phase);
+        if (thread == 0) ptx::mbarrier_arrive_expect(full, bytes);  // of the place's next time
         const uint32_t from = ptx::shared_address(own) + 16 * thread;
 #pragma unroll
         for (int i = 0; i < Values; i += 4) {
@@ -71,7 +78,9 @@ struct alignas(16) PairShared {
 #pragma unroll
             for (int n = 0; n < 4; ++n) s[i + n] += part[n];
         }
-        turn.advance();
+        __syncwarp();  // all lanes have read theirs
+        if (thread % 32 == 0) ptx::cluster_arrive(ptx::cluster_address(read, other));
+        at.advance();
     }
 
     // What the first CTA has taken from the counter of tasks.
