@@ -666,7 +666,11 @@ struct ApartConsumer {
     }
     // Parts of products become those of all columns, where two CTAs share a tile.
     __device__ __forceinline__ void join(float (&part)[values]) {
-        if constexpr (C::in_pair) shared.pair.join(part, state.parts, warpgroup, thread);
+        if constexpr (C::in_pair) {
+            shared.pair.wait_for_room(state.parts, warpgroup);
+            shared.pair.exchange(part, state.parts, warpgroup, thread);
+            shared.pair.tell_read(state.parts, warpgroup, thread);
+        }
     }
     __device__ __forceinline__ void finish_ds(int at, const float (&dp)[values], bool is_first) {
         multiply_by_dp(at, dp);

@@ -234,7 +234,7 @@ struct Config : TileConfig<D, HeadDim / BlockForward<D, HeadDim, HeadDimV, Block
     static constexpr int stages = is_float8 ? 3 : 1, most_scale_blocks = 6;
     static constexpr int float8_bytes =
         is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;
-    static constexpr int part_places = 1;  // pair.cuh
+    static constexpr int part_places = 2;  // pair.cuh
     static constexpr int parts_bytes = in_pair ? part_places * block_q * block_k * int(sizeof(float)) : 0;
     static constexpr int slots =
         (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes - parts_bytes) / (panels * box_bytes);

@@ -274,7 +274,7 @@ struct Consumer {
     // The scores of a block are there, of k in that slot, which is free then.
     __device__ __forceinline__ void finish_scores(int q_at, int k, bool is_masked) {
         release(k);
-        if constexpr (C::in_pair) shared.pair.join(s, parts, warpgroup, thread);
+        if constexpr (C::in_pair) shared.pair.exchange(s, parts, warpgroup, thread);
         if constexpr (scales_rows)
             if (has_negative) [[unlikely]]
                 negate_rows(q_at);
@@ -721,6 +721,7 @@ struct Consumer {
         if constexpr (C::takes_turns) ptx::named_barrier_arrive(turn_of_next(), 256);
         if (held >= 0) [[unlikely]]
             release_held();
+        if constexpr (C::in_pair) shared.pair.wait_for_room(parts, warpgroup);
         ptx::wgmma_wait<1>();
         finish_scores(q_at, k.index, mask != full_block);
         if (mask != full_block) [[unlikely]]
@@ -753,7 +754,9 @@ struct Consumer {
         if constexpr (C::multiplies_float8) {
             return make_factored_probabilities(fresh, to, factor);
         } else if constexpr (!C::is_float8) {
-            return tile::softmax<C::dtype>(s, rows, scale_log2(), fresh, to, factor);
+            const bool rescale = tile::softmax<C::dtype>(s, rows, scale_log2(), fresh, to, factor);
+            if constexpr (C::in_pair) shared.pair.tell_read(parts, warpgroup, thread);
+            return rescale;
         } else {
             bool rescale = false;
             if (idle) {
@@ -866,6 +869,7 @@ struct Consumer {
         typename C::MaskWord word;
         const int mask = take_mask(read_mask(slot.index), word);
         find_factors(q_index);
+        if constexpr (C::in_pair) shared.pair.wait_for_room(parts, warpgroup);
         ptx::wgmma_wait<0>();
         finish_scores(q_index, slot.index, mask != full_block);
         slot.advance();

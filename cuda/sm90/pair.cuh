@@ -54,17 +54,17 @@ struct alignas(16) PairShared {
     }
 
     // A warpgroup's parts go to the other CTA, and those of its warpgroup with the same number are added: so both have
-    // the same bits.
+    // the same bits. Before, the place there must be free; after, the other CTA is told that this one has read its own.
+    __device__ __forceinline__ void wait_for_room(const Cursor<Places>& at, int warpgroup) {
+        ptx::mbarrier_wait(&parts_read[at.index][warpgroup], at.phase ^ 1);
+    }
     template <int Values>
-    __device__ __forceinline__ void join(float (&s)[Values], Cursor<Places>& at, int warpgroup, int thread) {
+    __device__ __forceinline__ void exchange(float (&s)[Values], const Cursor<Places>& at, int warpgroup, int thread) {
         static_assert(128 * Values == values, "a thread has as many values as another");
         constexpr int step = 128 * 16;  // bytes, from four values of all threads to their next four
-        const uint32_t other = ptx::cluster_rank() ^ 1;
         float* const own = parts[at.index][warpgroup];
         uint64_t* const full = &parts_full[at.index][warpgroup];
-        uint64_t* const read = &parts_read[at.index][warpgroup];
-        const uint32_t to = ptx::cluster_address(own, other) + 16 * thread, bar = ptx::cluster_address(full, other);
-        ptx::mbarrier_wait(read, at.phase ^ 1);
+        const uint32_t to = of_other(own) + 16 * thread, bar = of_other(full);
 #pragma unroll
         for (int i = 0; i < Values; i += 4)
             ptx::cluster_store(to + i / 4 * step, {s[i], s[i + 1], s[i + 2], s[i + 3]}, bar);
@@ -78,9 +78,14 @@ struct alignas(16) PairShared {
 #pragma unroll
             for (int n = 0; n < 4; ++n) s[i + n] += part[n];
         }
+    }
+    __device__ __forceinline__ void tell_read(Cursor<Places>& at, int warpgroup, int thread) {
         __syncwarp();  // all lanes have read theirs
-        if (thread % 32 == 0) ptx::cluster_arrive(ptx::cluster_address(read, other));
+        if (thread % 32 == 0) ptx::cluster_arrive(of_other(&parts_read[at.index][warpgroup]));
         at.advance();
+    }
+    __device__ __forceinline__ static uint32_t of_other(const void* shared) {
+        return ptx::cluster_address(shared, ptx::cluster_rank() ^ 1);
     }
 
     // What the first CTA has taken from the counter of tasks.
