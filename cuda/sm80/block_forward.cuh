@@ -6,6 +6,8 @@
 // residue classes and listed tiles cost what consecutive ones do, but for their cache lines.
 //
 //   grid      a CTA has BlockQ rows of a task's query block, and 64 keys a step; two CTAs an SM hide each other's waits
+//   columns   of v and out above 256 are another CTA's, which makes the same scores: registers have no room for more
+//             sums. The two stand side by side in the grid, and share k in L2. Their tiles leave an SM room for one CTA
 //   a step    v is on its way while s is made, the next k while p and p v are: one tile of each suffices
 //
 //               copy     | v0      | k1      | v1      | k2
@@ -27,7 +29,7 @@
 //
 // What binds: two warps a scheduler hide their waits and exponentials from the tensor unit by half. Measured (H200,
 // bf16, head_dim 128, L2 cold, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 792 in the same run): full_16k 337,
-// dilated_16k 53, longnet_128k 185, strided_16k 62. No older GPU was tried.
+// dilated_16k 53, longnet_128k 185, strided_16k 62. Not timed yet: head_dim 512, and older GPUs.
 // TF32, 16 heads: full_4k 109, window1k_16k 102, at head_dim 64 130 and 104. Split: 61 and 56, at head_dim 64 62 and 54,
 // where plain float32 kernels reach 17, and torch's memory-efficient attention 45 on full_4k in an earlier run. With
 // numbers rounded to nearest before what is left of them is taken, four instructions a word, split ones take 1.25 times
@@ -55,17 +57,22 @@ struct ForwardConfig {
     static constexpr bool is_float32 = D == Dtype::f32, splits = Splits;
     static constexpr int element_bytes = sizeof(Element);
     using Rows = ElementRows<D>;
+    using Kernel = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>;
+    static constexpr int column_parts = Kernel::column_parts, part_columns = Kernel::part_columns;
     using KeyTile = SharedTile<HeadDim, HeadDim, element_bytes>;
-    using ValueTile = SharedTile<HeadDimV, HeadDimV, element_bytes>;
-    static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, block_q = BlockQ;
+    using ValueTile = SharedTile<part_columns, part_columns, element_bytes>;
+    static constexpr int head_dim = HeadDim, block_q = BlockQ;
     static constexpr int warp_rows = BlockQ / warps, groups = warp_rows / 16;
     static_assert(groups <= 2, "bits of odd rows fill one word");
     static constexpr int q_bytes = KeyTile::bytes(BlockQ), k_bytes = KeyTile::bytes(step_tokens);
-    static constexpr int shared_bytes = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes;
+    static constexpr int shared_bytes = Kernel::shared_bytes;
     static_assert(shared_bytes == q_bytes + k_bytes + ValueTile::bytes(step_tokens), "what the host was told");
-    static_assert(shared_bytes >= BlockQ * SumTile<HeadDimV>::row_bytes, "sums take the place of all tiles");
+    static_assert(shared_bytes >= BlockQ * SumTile<part_columns>::row_bytes, "sums take the place of all tiles");
+    static_assert(column_parts == 1 || part_columns == any::Shape<float>::most_columns,
+                  "pieces of a pattern have a state for each part of so many columns");
     // An SM; more would leave too few registers, of which p takes twice as many in float32.
-    static constexpr int ctas = groups * HeadDimV <= (splits ? 0 : is_float32 ? 64 : 128) ? 3 : 2;
+    static constexpr int ctas =
+        column_parts > 1 ? 1 : groups * HeadDimV <= (splits ? 0 : is_float32 ? 64 : 128) ? 3 : 2;
 };
 
 struct ForwardParams {
@@ -75,7 +82,7 @@ struct ForwardParams {
     any::ForwardOutputs to;
     any::Partials<float> parts;
     any::TileRows tile;
-    int heads_q, group, head_dim, head_dim_v, row_parts;
+    int heads_q, group, head_dim, head_dim_v, row_parts, column_parts;
     bool q_is_wide, k_is_wide, v_is_wide;
     bool has_quads;           // four columns of out are one aligned word
     float scale, scale_log2;  // from what stands for scores to their natural units, and to powers of two
@@ -83,19 +90,36 @@ struct ForwardParams {
     float into_cap;
 };
 
-// Which of a tile's rows are whose.
+// Which of a tile's rows, and of their columns of out, are whose.
+template <class C>
 struct Place {
     Task task;
     int batch, head, kind, first_row;  // head: the first of the tile's; first_row: of the CTA, in the tile
+    int column_part;
     any::TileRows tile;
 
-    __device__ Place(const ForwardParams& params, unsigned index, int rows)
-        : task(params.tasks.tasks[index / unsigned(params.row_parts)]),
+    __device__ Place(const ForwardParams& params, unsigned index)
+        : Place(params, index / column_parts(params), int(index % column_parts(params))) {}
+    __device__ Place(const ForwardParams& params, unsigned row_index, int column_part)
+        : task(params.tasks.tasks[row_index / unsigned(params.row_parts)]),
           batch(task.head / params.heads_q),
           head(task.head - batch * params.heads_q),
           kind(params.layout.kind_of_head[task.head]),
-          first_row(int(index % unsigned(params.row_parts)) * rows),
+          first_row(int(row_index % unsigned(params.row_parts)) * C::block_q),
+          column_part(column_part),
           tile(params.tile) {}
+    __device__ static unsigned column_parts(const ForwardParams& params) {
+        return C::column_parts == 1 ? 1 : unsigned(params.column_parts);
+    }
+    __device__ int first_column() const { return C::column_parts == 1 ? 0 : column_part * C::part_columns; }
+    // v from the part's first column on, and how many columns it has from there.
+    __device__ TensorView values(const ForwardParams& params) const {
+        constexpr int bytes = C::is_float8 ? 1 : C::element_bytes;
+        TensorView v = params.v;
+        v.data = static_cast<char*>(v.data) + bytes * first_column() * v.column;
+        return v;
+    }
+    __device__ int value_columns(const ForwardParams& params) const { return params.head_dim_v - first_column(); }
     __device__ int head_kv(const ForwardParams& params) const { return head / params.group; }
     // The token that a row of the CTA writes, and its head.
     __device__ int token_of(const LayoutView& layout, int row) const {
@@ -108,15 +132,15 @@ struct Place {
 template <class C>
 struct Repair {
     using Element = typename C::Element;
-    using Sums = SumTile<C::head_dim_v>;
-    static constexpr int columns = C::head_dim / 32;  // a lane's, 32 apart
+    using Sums = SumTile<C::part_columns>;
+    static constexpr int columns = C::head_dim / 32, columns_v = C::part_columns / 32;  // a lane's, 32 apart
 
     const ForwardParams& params;
-    const Place place;                              // a copy: a reference would keep the CTA's sums in memory, too
+    const Place<C> place;                           // a copy: a reference would keep the CTA's sums in memory, too
     const int row, token, lane = threadIdx.x % 32;  // row: in the CTA
-    float q[columns], out[columns], m = -INFINITY, l = 0;
+    float q[columns], out[columns_v] = {}, m = -INFINITY, l = 0;
 
-    __device__ Repair(const ForwardParams& params, const Place& place, int row)
+    __device__ Repair(const ForwardParams& params, const Place<C>& place, int row)
         : params(params), place(place), row(row), token(place.token_of(params.layout, row)) {}
 
     // Its sums go to the row of that tile, their maximum and the sum of p stay in m and l.
@@ -126,13 +150,11 @@ struct Repair {
         for (int i = 0; i < columns; ++i) {
             const int column = lane + 32 * i;
             q[i] = column < params.head_dim ? any::to_real(from[column * params.q.column]) : 0;
-            out[i] = 0;
         }
         const LayoutView& layout = params.layout;
         ReverseWalk walk(layout.by_query, place.kind, place.task);
         while (walk.next()) block(walk.block, walk.mask);
-        for (int i = 0; i < columns; ++i)
-            if (lane + 32 * i < Sums::columns) ptx::store_shared(Sums::at(sums, row, lane + 32 * i), out[i]);
+        for (int i = 0; i < columns_v; ++i) ptx::store_shared(Sums::at(sums, row, lane + 32 * i), out[i]);
     }
 
     __device__ void block(int block, int mask) {
@@ -151,7 +173,8 @@ struct Repair {
         if (isnan(l)) return;  // by its own keys: nothing can change it
         const int head_kv = place.head_kv(params);
         const auto k_rows = any::key_rows<C::dtype, C::is_float8>(params.k, params.k_scales, place.batch, head_kv);
-        const auto v_rows = any::key_rows<C::dtype, C::is_float8>(params.v, params.v_scales, place.batch, head_kv);
+        const TensorView values = place.values(params);
+        const auto v_rows = any::key_rows<C::dtype, C::is_float8>(values, params.v_scales, place.batch, head_kv);
         const auto *const k = k_rows.at(key), *const v = v_rows.at(key);
         const float k_scale = k_rows.scale(key), v_scale = v_rows.scale(key);
         float s = 0;
@@ -165,9 +188,9 @@ struct Repair {
         const float factor = m == highest ? 1 : ptx::exp2_approx((m - highest) * params.scale_log2);
         const float p = s == -INFINITY ? 0 : ptx::exp2_approx((s - highest) * params.scale_log2);
         m = highest, l = fmaf(l, factor, p);
-        for (int i = 0; i < columns; ++i) {
+        for (int i = 0; i < columns_v; ++i) {
             const int column = lane + 32 * i;
-            if (column < params.head_dim_v)
+            if (column < place.value_columns(params))
                 out[i] = fmaf(p, any::to_real(v[column * params.v.column]) * v_scale, out[i] * factor);
         }
     }
@@ -176,19 +199,19 @@ struct Repair {
 // ---- the CTA ----
 template <class C>
 struct Forward {
-    using Sums = SumTile<C::head_dim_v>;
+    using Sums = SumTile<C::part_columns>;
 
     const ForwardParams& params;
-    const Place place;
+    const Place<C> place;
     const uint32_t q_tile, k_tile, v_tile, sums;  // shared addresses; sums take all tiles' place in the end
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * C::warp_rows;
-    float out[C::groups][C::head_dim_v / 2];
+    float out[C::groups][C::part_columns / 2];
     static constexpr int p_words = 32 / tile::operand_values<C::dtype>;
     tile::RowState rows[C::groups];
 
     __device__ Forward(const ForwardParams& params, uint32_t shared)
         : params(params),
-          place(params, blockIdx.x, C::block_q),
+          place(params, blockIdx.x),
           q_tile(shared),
           k_tile(shared + C::q_bytes),
           v_tile(k_tile + C::k_bytes),
@@ -212,7 +235,7 @@ struct Forward {
 #pragma unroll
         for (int g = 0; g < C::groups; ++g)
 #pragma unroll
-            for (int i = 0; i < C::head_dim_v / 2; ++i) out[g][i] = 0;
+            for (int i = 0; i < C::part_columns / 2; ++i) out[g][i] = 0;
         bool fresh = true;
         if constexpr (C::is_float32 && !C::splits) {
             ptx::cp_async_wait<1>();
@@ -279,8 +302,8 @@ struct Forward {
         const LiveView& live = params.layout.live_keys;
         const int set = live.set_of ? live.set_of[place.kind * params.layout.by_key.rows + block] : all_live;
         const uint64_t word = set == all_live ? ~uint64_t(0) : live.sets[set * live.words + part];
-        load_keys<typename C::ValueTile>(v_tile, params.v, params.v_scales, params.head_dim_v, params.v_is_wide,
-                                         {tokens, part * step_tokens, word});
+        load_keys<typename C::ValueTile>(v_tile, place.values(params), params.v_scales, place.value_columns(params),
+                                         params.v_is_wide, {tokens, part * step_tokens, word});
     }
     template <class Tile>
     __device__ __forceinline__ void load_keys(uint32_t to, const TensorView& x, const TensorView& scales, int columns,
@@ -355,9 +378,9 @@ struct Forward {
         const int own = warp_row + lane % C::warp_rows, head = place.head_of(own);
         const int token = lane < C::warp_rows ? place.token_of(params.layout, own) : no_token;
         any::RowEnd<C::dtype> end(params.to, place.batch, head, max(token, 0));
-        if (token != no_token) end.take_on(state, 0);
+        if (token != no_token) end.take_on(state, place.column_part);
         end.finish(state);
-        if (token != no_token) end.write_state(state, 0);
+        if (token != no_token) end.write_state(state, place.column_part);
         each_row([&](int row) {
             const int to = __shfl_sync(~0u, token, row), of = __shfl_sync(~0u, head, row);
             const float mine = __shfl_sync(~0u, end.mine, row), share = __shfl_sync(~0u, end.share, row);
@@ -384,7 +407,7 @@ struct Forward {
         const size_t tile_rows = size_t(params.layout.block_q) << place.tile.bits;
         const size_t first = size_t(place.task.part) * tile_rows + place.first_row + warp_row;
         const float factor = state.l == 0 ? 0 : 1 / state.l;
-        if (lane < C::warp_rows) {
+        if (lane < C::warp_rows && place.column_part == 0) {
             params.parts.lse[first + lane] = state.l == 0 ? -INFINITY : state.m + logf(state.l);
             params.parts.top[first + lane] = state.top;
         }
@@ -401,17 +424,17 @@ struct Forward {
 #pragma unroll 1
         for (int row = 0; row < C::warp_rows; ++row) body(row);
     }
-    // body(first column, sums times the factor) for a lane's fours of columns of a row. Where a row saw nothing the
-    // factor is 0, and so are its sums.
+    // body(first column of out, sums times the factor) for a lane's fours of columns of a row. Where a row saw nothing
+    // the factor is 0, and so are its sums.
     template <class Body>
     __device__ __forceinline__ void each_quad(int row, float factor, Body body) const {
 #pragma unroll
-        for (int column = 4 * lane; column < C::head_dim_v; column += 128) {
-            if (column >= params.head_dim_v) continue;
+        for (int column = 4 * lane; column < C::part_columns; column += 128) {
+            if (column >= place.value_columns(params)) continue;
             float x[4];
             ptx::load_shared(x, Sums::at(sums, warp_row + row, column));
             x[0] *= factor, x[1] *= factor, x[2] *= factor, x[3] *= factor;
-            body(column, x);
+            body(place.first_column() + column, x);
         }
     }
 };
@@ -446,7 +469,8 @@ void launch_forward(const ForwardArgs& args) {
     params.scale = float(scale), params.scale_log2 = float(scale * M_LOG2E);
     params.has_cap = p.softcap != 0;
     params.into_cap = params.has_cap ? float(p.scale / p.softcap) : 0;
-    const unsigned ctas = unsigned(args.tasks.num_tasks) * unsigned(params.row_parts);
+    params.column_parts = any::column_parts<float>(p.head_dim_v);
+    const unsigned ctas = unsigned(args.tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
     runtime::launch(block_forward_kernel<C>, {ctas, unsigned(threads), size_t(C::shared_bytes)}, args.stream, params);
 }
 

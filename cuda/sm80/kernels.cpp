@@ -27,9 +27,9 @@ bool runs_here(int32_t device) {
 }
 
 template <int HeadDim, int HeadDimV>
-const char* tiles_fit(const Problem& p) {
+const char* tiles_fit(const Problem& p, int column_parts) {
     if (const char* why = any::columns_fit(p, HeadDim, HeadDimV)) return why;
-    return any::grid_fits(p);
+    return any::grid_fits(p, column_parts);
 }
 
 // What float32 is multiplied as.
@@ -39,34 +39,42 @@ const char* products_fit(const Problem& p) {
 }
 
 // ---- forward ----
-template <Dtype D, int HeadDim, int HeadDimV, int Heads, bool Splits>
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
 const char* block_forward_fits(const Problem& p) {
+    constexpr int column_parts = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::column_parts;
     if (const char* why = products_fit<D, Splits>(p)) return why;
-    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p, column_parts)) return why;
     if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
     return any::maximum_fits(p);
 }
 
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
 // bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried. With TF32 the
-// smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'.
+// smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'. Parts
+// of columns are CTAs of their own, as if there were so many times the rows; those of head_dim 512, of which an SM has
+// one, are an estimate.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
-Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
+    constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::part_columns;
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
-    constexpr double flops_per_cycle = D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
+    constexpr double flops_per_cycle = HeadDim > 256     ? 800
+                                       : D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
                                        : Splits        ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
                                        : HeadDim <= 64 ? (BlockQ == 128 ? 460 : 375)
                                                        : (BlockQ == 128 ? 380 : 415);
     constexpr double launch = 4;  // us
-    constexpr double products = 2.0 * BlockQ * 64 * (HeadDim + HeadDimV) / flops_per_cycle;
-    constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 ? 5000 : 1600;
+    constexpr double products = 2.0 * BlockQ * 64 * columns / flops_per_cycle;
+    constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 || HeadDim > 256 ? 5000 : 1600;
+    const int column_parts = any::column_parts<float>(p.head_dim_v);
+    LayoutStats s = of_rows;
+    s.blocks *= column_parts, s.masked *= column_parts, s.repeated *= column_parts, s.rows *= column_parts;
     const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
-    const double widening = p.float8_cache ? 0.585 * 64 * (HeadDim + HeadDimV) : 0;  // read off an H200, too
+    const double widening = p.float8_cache ? 0.585 * 64 * columns : 0;  // read off an H200, too
     const double block = std::max(products, widening) + 100;
     const double blocks = s.blocks * block + s.masked * mask + double(s.rows) * (task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, 64, Heads, 1);
-    const double operands = any::query_bytes(p) + any::visited_bytes(p, s, 64, Heads);
+    const double operands = any::query_bytes(p) + any::visited_bytes(p, of_rows, 64, Heads);
     const double memory = any::memory_us(operands, machine, 0.8) +
                           any::memory_us(width * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
     return any::overlapped(launch + spread.join_us, any::compute_us(spread.cycles, machine), memory);
@@ -101,7 +109,7 @@ Kernel block_forward(const char* name) {
             .walks = {{Owner::queries, any::forward_policy(64), Heads}},
             .num_walks = 1,
             .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes>,
-            .fits = block_forward_fits<D, HeadDim, HeadDimV, Heads, Splits>,
+            .fits = block_forward_fits<D, HeadDim, HeadDimV, BlockQ, Heads, Splits>,
             .cost = block_forward_cost<D, HeadDim, HeadDimV, BlockQ, Heads, Splits>,
             .workspace = block_forward_workspace,
             .forward = forward<D, HeadDim, HeadDimV, BlockQ, Splits>,
@@ -193,7 +201,7 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 const char* block_backward_fits(const Problem& p) {
     if (const char* why = products_fit<D, Splits>(p)) return why;
-    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p, 1)) return why;
     if (!JoinsDkDv && p.value_in_key) return "values in keys, whose two gradients it makes apart";
     return nullptr;
 }

@@ -42,6 +42,12 @@ TEST(tensor_core_rows) {
         for (Case c : shapes_of(row)) {
             // All columns of the row's tile, or some of them.
             c.head_dim = ++n % 3 ? most : most - 24, c.head_dim_v = n % 5 ? most_v : most_v - 8 * (n % 7);
+            if (most > 256) {
+                if (tile_heads == 1 && n % 4) continue;  // the truth takes long
+                // Columns of out are parts of 256: one of them, few columns in the second, or rows of odd addresses.
+                constexpr int64_t dims[][2] = {{512, 512}, {296, 296}, {320, 264}, {512, 200}, {300, 511}};
+                c.head_dim = dims[n / 4 % 5][0], c.head_dim_v = dims[n / 4 % 5][1];
+            }
             if (tile_heads > 1) {
                 // Groups of one tile and of three. They see the same keys.
                 if (n % 7 || c.pattern.find("per_head") != std::string::npos) continue;
@@ -152,7 +158,7 @@ TEST(operands_of_float8) {
             if (++shape % 61 || (!see_alike && row.find("any_block") != 0)) continue;
             c.float8 = Float8(1 + ++n % 3);
             c.head_dim = has_dims ? dim_of(row) : 72, c.head_dim_v = has_dims ? dim_v_of(row) : 40;
-            c.value_in_key = c.head_dim > 256 || (n % 5 == 0 && c.head_dim_v <= c.head_dim);
+            c.value_in_key = (lists && c.head_dim > 256) || (n % 5 == 0 && c.head_dim_v <= c.head_dim);
             if (n % 4 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
             c.heads_q = c.heads_kv * (lists ? 5 : tile_heads_of(row));
             c.column = n % 8 == 5 ? 2 : 1, c.shift = n % 8 == 6 ? 1 : 0, c.padding = n % 8 == 7 ? 3 : c.padding;
@@ -224,12 +230,13 @@ TEST(scales) {
 TEST(split_rows) {
     NEEDS_GPU();
     const Context context = make_context();
-    const std::string tf32 = "sm80_block_forward_tf32_d128_v128_64x64";
-    for (const std::string& row : {std::string(), std::string("any_block_forward_bf16_64x64"), tf32}) {
-        if (row == tf32 && rows_here(tf32.c_str(), "_forward_").empty()) continue;
+    const std::string tf32 = "sm80_block_forward_tf32_d128_v128_64x64", wide = "sm80_block_forward_bf16_d512_v512_64x64";
+    for (const std::string& row : {std::string(), std::string("any_block_forward_bf16_64x64"), tf32, wide}) {
+        if ((row == tf32 || row == wide) && rows_here(row.c_str(), "_forward_").empty()) continue;
         Case c;
         if (row == tf32) c.dtype = abi::f32, c.tf32 = true;
         c.pattern = "causal & (global_tokens(9990,9999) | window(40,0))", c.seq_q = c.seq_k = 10000, c.heads_q = 1;
+        if (row == wide) c.pattern = "full", c.seq_q = 70, c.seq_k = 5300, c.head_dim = c.head_dim_v = 320;
         run_row(context, row, c);
     }
 }
@@ -242,6 +249,8 @@ TEST(split_rows_of_few_queries) {
     decoding.heads_q = 32, decoding.heads_kv = 2, decoding.seq_q = 3, decoding.seq_k = 30011, decoding.sinks = true;
     run_row(context, "", decoding);
     decoding.heads_q = 6, decoding.pattern = "sink(64) | window(9000,0)", decoding.seq_q = 70;
+    run_row(context, "", decoding);
+    decoding.heads_q = 16, decoding.seq_q = 3, decoding.seq_k = 9000, decoding.head_dim = decoding.head_dim_v = 512;
     run_row(context, "", decoding);
 }
 

@@ -34,6 +34,7 @@ void draw_heads(Random& random, spattn_problem& p, bool has_many_tasks, int64_t 
 
 void draw_head_dims(Random& random, spattn_problem& p) {
     const auto odd = [&] {
+        if (random.one_in(4)) return random.one_in(2) ? random.in(257, 512) : random.of<int64_t>({288, 320, 512});
         return random.one_in(3) ? random.in(1, 256) : random.of<int64_t>({16, 32, 72, 80, 96, 192, 256});
     };
     p.head_dim = random.one_in(2) ? 128 : random.one_in(2) ? 64 : odd();
