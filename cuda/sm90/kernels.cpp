@@ -168,7 +168,9 @@ bool is_addressable(const BackwardArgs& args) {
 }
 
 // Views that the copy engine cannot address are read by the kernels of older GPUs, through the same layout.
-constexpr int older_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }  // TODO 512
+constexpr int older_dim(int head_dim) {
+    return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : head_dim <= 256 ? 256 : 512;
+}
 template <Dtype D, int HeadDim, int BlockQ>
 using OlderForward =
     sm80::BlockForward<D, older_dim(HeadDim), older_dim(HeadDim), HeadDim <= 128 && BlockQ == 128 ? 128 : 64>;
