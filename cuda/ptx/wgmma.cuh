@@ -103,6 +103,7 @@ constexpr uint32_t descriptor_high = 1024 >> 4 | 1u << 30;
 // clang-format on
 
 SPATTN_WGMMA(32, 16, bf16, 16, 17, 18, 19, 20, 21, 22)
+SPATTN_WGMMA(32, 16, f16, 16, 17, 18, 19, 20, 21, 22)
 SPATTN_WGMMA(64, 32, bf16, 32, 33, 34, 35, 36, 37, 38)
 SPATTN_WGMMA(64, 32, f16, 32, 33, 34, 35, 36, 37, 38)
 SPATTN_WGMMA(96, 48, bf16, 48, 49, 50, 51, 52, 53, 54)

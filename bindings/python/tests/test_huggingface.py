@@ -37,7 +37,7 @@ def model_of(kind, **more):
     """A causal language model with random weights, the same ones for the same sizes."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
-    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,8 @@ def test_causal_is_eager(llama):
     ("Gemma2", {"query_pre_attn_scalar": 16, "sliding_window": 8, "attn_logit_softcapping": 2.0}),  # softcap
     ("Qwen3", {}),
     ("GptOss", {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 8}),  # learned sinks
+    ("Gemma4Text", {"global_head_dim": 32, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8,
+                    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}),  # two sizes of heads
 ])  # fmt: skip
 def test_what_models_add_is_kept(kind, more):
     model = model_of(kind, **more)
