@@ -8,8 +8,10 @@
 // one sum, and dk and dv are made by a walk each.
 //
 //   grid      a CTA owns 64 tokens of a task's block, keys or queries, 16 a warp, and meets 64 of the other axis a
-//             step, or 32 where registers or shared memory have no room for more. Own tokens are the rows of all
+//             step, or 32 or 16 where registers or shared memory have no room for more. Own tokens are the rows of all
 //             products: p and ds are a operands as they stand
+//   columns   of a sum above 256 are another CTA's, which makes the same p or ds: registers have no room for more. Own
+//             rows of 512 columns leave an SM room for one CTA, but for that of dv
 //   copies    by token (sm80/tile.cuh). The second operand of a step, v or dout, is free after the sum of p, and is
 //             fetched under the sum of ds; the first has two tiles where there is room
 //   isolation p and ds are 0 where a pair is not kept, but 0 * NaN is NaN: rows whose sums are not finite are made
@@ -20,7 +22,7 @@
 // dilated_16k 35, longnet_128k 115, strided_16k 40. Own tiles of 16 rows a warp read shared memory twice as often as
 // those of 32 would. float32 by TF32, 16 heads: full_4k 80, window1k_16k 71, at head_dim 64 79 and 68; split (as of
 // sm80/block_forward.cuh): 41 and 38, at head_dim 64 45 and 41, where plain float32 kernels reach 13, and torch's
-// memory-efficient attention 37 on full_4k in an earlier run.
+// memory-efficient attention 37 on full_4k in an earlier run. Not timed yet: head_dim 512.
 #pragma once
 
 #include <type_traits>
@@ -44,22 +46,30 @@ struct BackwardConfig {
     static constexpr Dtype dtype = D;
     static constexpr bool is_float32 = D == Dtype::f32, splits = Splits;
     using Element = typename tile::Element<D>::type;
+    static constexpr int element_bytes = sizeof(Element);
     using Rows = ElementRows<D>;
-    using First = SharedTile<HeadDim, HeadDim, sizeof(Element)>;
-    using Second = SharedTile<HeadDimV, HeadDimV, sizeof(Element)>;
-    static constexpr int head_dim = HeadDim, head_dim_v = HeadDimV, own_rows = 64, step = Step;
+    using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
+    static constexpr int own_rows = 64, step = Step;
     static constexpr bool by_query = S == Sums::dq;
     static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
-    static constexpr int first_tiles = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>::first_tiles;
+    static constexpr int column_parts = Kernel::column_parts;
+    static constexpr int columns = Kernel::part_columns, columns_p = HeadDimV / column_parts;  // of sums of ds, and of p
+    static_assert(column_parts == 1 || columns == any::Shape<float>::most_columns, "grids have as many parts as of `any`");
+    using First = SharedTile<HeadDim, HeadDim, element_bytes>;
+    using PartOfFirst = SharedTile<columns, HeadDim, element_bytes>;
+    static constexpr int second_columns = has_dp ? HeadDimV : columns_p;  // what meets p alone is a part
+    using Second = SharedTile<second_columns, second_columns, element_bytes>;
+    static constexpr int first_tiles = Kernel::first_tiles;
     static constexpr int first_bytes = First::bytes(step), second_bytes = Second::bytes(step);
     static constexpr int own_first_bytes = First::bytes(own_rows);
     static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
     static constexpr int stats_bytes = 2 * step * int(sizeof(float));
     static constexpr int shared_bytes = own_bytes + first_tiles * (first_bytes + stats_bytes) + second_bytes;
-    using MaskWord = std::conditional_t<step == 64, uint32_t, uint16_t>;  // a thread's bits of a step
-    static constexpr int ctas = HeadDim <= 64 && !is_float32 ? 3 : 2;
+    // A thread's bits of a step.
+    using MaskWord = std::conditional_t<step == 64, uint32_t, std::conditional_t<step == 32, uint16_t, uint8_t>>;
+    static constexpr int ctas = column_parts > 1 && has_dp ? 1 : HeadDim <= 64 && !is_float32 ? 3 : 2;
     static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
-    static_assert(shared_bytes >= own_rows * 4 * ((has_dp ? HeadDim : 0) + (sums_p ? HeadDimV : 0)),
+    static_assert(shared_bytes >= own_rows * 4 * ((has_dp ? columns : 0) + (sums_p ? columns_p : 0)),
                   "sums take the place of all tiles");
 };
 
@@ -71,7 +81,7 @@ struct GradientParams : any::BackwardParams<float> {
 };
 
 // ---- which pairs a task has, step after step ----
-// Masks and sets of live tokens have words for 64 tokens, of which a step may be a half.
+// Masks and sets of live tokens have words for 64 tokens, of which a step may be a half, or a quarter.
 template <bool ByQuery, int Step>
 struct Steps {
     static constexpr int steps_of_word = 64 / Step;
@@ -154,11 +164,13 @@ struct GradientRepair {
     static constexpr int columns = Columns / 32;  // a lane's, 32 apart
 
     const GradientParams& params;
-    const int lane = threadIdx.x % 32;
+    const int first_column, lane = threadIdx.x % 32;
     Steps<ByQuery, step_tokens> steps;
     float dfirst[columns] = {}, dv[columns] = {};  // dq, or dk
 
-    __device__ GradientRepair(const GradientParams& params, unsigned index) : params(params), steps(params, index) {}
+    // index: of the CTA, as of Steps; first_column: of the sums.
+    __device__ GradientRepair(const GradientParams& params, unsigned index, int first_column)
+        : params(params), first_column(first_column), steps(params, index) {}
 
     // `row` of the CTA's, into dfirst and dv.
     __device__ __noinline__ void run(int row) {
@@ -192,7 +204,7 @@ struct GradientRepair {
         const float p = ptx::exp2_approx(s * params.scale_log2 - params.space.lse[row] * float(M_LOG2E));
         const float ds = p * slope * (dp - params.space.delta[row]);
         for (int i = 0; i < columns; ++i) {
-            const int column = lane + 32 * i;
+            const int column = first_column + lane + 32 * i;
             if (column < params.head_dim_v) dv[i] = fmaf(p, any::to_real(dout[column * params.dout.column]), dv[i]);
             if (column < params.head_dim)
                 dfirst[i] = fmaf(ds, any::to_real(ByQuery ? k[column * params.k.column] : q[column * params.q.column]),
@@ -213,18 +225,18 @@ struct GradientRepair {
 template <class C>
 struct Backward {
     using StepsOf = Steps<C::by_query, C::step>;
-    using DsSums = SumTile<C::head_dim>;
-    using PSums = SumTile<C::head_dim_v>;
+    using DsSums = SumTile<C::columns>;
+    using PSums = SumTile<C::columns_p>;
     using MaskWord = typename C::MaskWord;
     using Rows = typename C::Rows;
     using Probabilities = uint32_t[1][C::step / (2 * tile::operand_values<C::dtype>)][4];
 
     const GradientParams& params;
     const uint32_t own_first, own_second, first, stats, second;  // shared addresses
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16;
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, first_column;
     StepsOf steps;
     float offset[2], delta[2];  // of this thread's rows, where they are queries
-    float sums_p[1][C::sums_p ? C::head_dim_v / 2 : 2], sums_ds[1][C::has_dp ? C::head_dim / 2 : 2];
+    float sums_p[1][C::sums_p ? C::columns_p / 2 : 2], sums_ds[1][C::has_dp ? C::columns / 2 : 2];
 
     __device__ Backward(const GradientParams& params, uint32_t shared)
         : params(params),
@@ -233,7 +245,13 @@ struct Backward {
           first(shared + C::own_bytes),
           stats(first + C::first_tiles * C::first_bytes),
           second(stats + C::first_tiles * C::stats_bytes),
-          steps(params, blockIdx.x) {}
+          first_column(C::column_parts == 1 ? 0 : int(blockIdx.x % unsigned(params.column_parts)) * C::columns),
+          steps(params, index_of_rows(params)) {}
+
+    // Without the part of the columns.
+    __device__ static unsigned index_of_rows(const GradientParams& params) {
+        return C::column_parts == 1 ? blockIdx.x : blockIdx.x / unsigned(params.column_parts);
+    }
 
     __device__ __forceinline__ void run() {
         clear(sums_p), clear(sums_ds);
@@ -267,7 +285,7 @@ struct Backward {
             __syncthreads();  // everyone is done with the second operand
             if (more) load_second(range);
             ptx::cp_async_commit();
-            if constexpr (C::has_dp) add_to<typename C::First>(ds, at, sums_ds);
+            if constexpr (C::has_dp) add_to<typename C::PartOfFirst>(ds, at + first_column * C::element_bytes, sums_ds);
             if constexpr (C::first_tiles == 1) {
                 __syncthreads();  // everyone is done with the first operand
                 if (more) load_first(range, 0);
@@ -330,7 +348,9 @@ struct Backward {
         }
     }
     __device__ __forceinline__ void load_second(const TokenRange& range) {
-        load_rows<C::step, typename C::Second>(second, C::by_query ? v() : dout(), range);
+        Rows rows = C::by_query ? v() : dout();
+        if constexpr (!C::has_dp) rows.skip_columns(first_column);
+        load_rows<C::step, typename C::Second>(second, rows, range);
     }
 
     // ---- products ----
@@ -413,12 +433,13 @@ struct Backward {
             const int token = own.at(steps.first_row + row);
             if (steps.task.part == whole_row && token == no_token) continue;
 #pragma unroll
-            for (int column = 4 * lane; column < C::head_dim; column += 128) {
+            for (int column = 4 * lane; column < C::columns; column += 128) {
                 float ds[4] = {}, p[4] = {};
                 if constexpr (C::has_dp) ptx::load_shared(ds, DsSums::at(own_first, row, column));
                 if constexpr (C::sums_p)
-                    if (column < C::head_dim_v) ptx::load_shared(p, PSums::at(p_at(), row, column));
-                steps.task.part == whole_row ? store(token, column, ds, p) : store_part(row, column, ds, p);
+                    if (column < C::columns_p) ptx::load_shared(p, PSums::at(p_at(), row, column));
+                const int to = first_column + column;
+                steps.task.part == whole_row ? store(token, to, ds, p) : store_part(row, to, ds, p);
             }
         }
     }
@@ -434,13 +455,13 @@ struct Backward {
     }
 
     __device__ __forceinline__ void repair(int row) const {
-        GradientRepair<C::dtype, C::head_dim, C::by_query> repair(params, blockIdx.x);
+        GradientRepair<C::dtype, C::columns, C::by_query> repair(params, index_of_rows(params), first_column);
         repair.run(row);
-        for (int i = 0; i < C::head_dim / 32; ++i) {
+        for (int i = 0; i < C::columns / 32; ++i) {
             const int column = lane + 32 * i;
             if constexpr (C::has_dp) ptx::store_shared(DsSums::at(own_first, row, column), repair.dfirst[i]);
             if constexpr (C::sums_p)
-                if (column < C::head_dim_v) ptx::store_shared(PSums::at(p_at(), row, column), repair.dv[i]);
+                if (column < C::columns_p) ptx::store_shared(PSums::at(p_at(), row, column), repair.dv[i]);
         }
     }
 
@@ -497,6 +518,11 @@ template <Dtype D, int HeadDim, int HeadDimV, int Step, bool Splits>
 struct BackwardLaunch {
     using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
     static constexpr bool joins_dk_dv = Kernel::joins_dk_dv;
+    // Without own rows for dp, and of a part of dout's columns, larger steps have room everywhere.
+    template <Sums S>
+    static constexpr int step_of = S == Sums::dv && Kernel::column_parts > 1 ? Kernel::most_step : Step;
+    template <Sums S>
+    using Config = BackwardConfig<D, HeadDim, HeadDimV, S, step_of<S>, Splits>;
     const BackwardArgs& args;
     GradientParams params;
 
@@ -515,16 +541,17 @@ struct BackwardLaunch {
 
     template <Sums S>
     void run() {
-        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step, Splits>;
+        using C = Config<S>;
         params.tasks = C::by_query ? args.second_tasks : args.tasks;
         params.row_parts = (C::by_query ? args.layout.block_q : args.layout.block_k) / C::own_rows;
-        const unsigned ctas = unsigned(params.tasks.num_tasks) * unsigned(params.row_parts);
+        params.column_parts = any::column_parts<float>(C::has_dp ? params.head_dim : params.head_dim_v);
+        const unsigned ctas = unsigned(params.tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
         runtime::launch(block_backward_kernel<C>, {ctas, unsigned(threads), size_t(C::shared_bytes)}, args.stream,
                         params);
     }
     template <Sums S>
     static void prepare() {
-        using C = BackwardConfig<D, HeadDim, HeadDimV, S, Step, Splits>;
+        using C = Config<S>;
         static_assert(C::shared_bytes <= Kernel::shared_bytes(Step), "what the host was told");
         runtime::prepare(block_backward_kernel<C>, C::shared_bytes);
     }

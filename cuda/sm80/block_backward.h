@@ -15,6 +15,9 @@ struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
     static constexpr int element_bytes = dtype_row(D).bytes;
     static constexpr bool has_room = element_bytes * HeadDim <= 256;
+    // Registers hold a sum of 256 columns. More are made by a CTA each, of which every one makes the scores.
+    static constexpr int column_parts = HeadDim > 256 ? 2 : 1, part_columns = HeadDim / column_parts;
+    static_assert(column_parts == 1 || HeadDim == HeadDimV, "a sum's part has as many columns, whichever it is");
     // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums.
     static constexpr int first_tiles = has_room ? 2 : 1;
     static constexpr int shared_bytes(int step) {
@@ -23,8 +26,9 @@ struct BlockBackward {
     }
     // Tokens of a step: 64 where a CTA may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for
     // A100) it may not if rows have more than 256 bytes. Such rows of float32 always have steps of 32: registers hold two
-    // sums beside what belongs to a step.
-    static constexpr int least_step = has_room ? 64 : 32, most_step = D == Dtype::f32 ? least_step : 64;
+    // sums beside what belongs to a step. Own rows of 1 KiB leave room for 32 tokens on Hopper, and for 16 on A100.
+    static constexpr int least_step = has_room ? 64 : column_parts == 1 ? 32 : 16;
+    static constexpr int most_step = column_parts > 1 ? 32 : D == Dtype::f32 ? least_step : 64;
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);
 };

@@ -184,24 +184,31 @@ Kernel gather_forward(const char* name) {
 }
 
 // ---- backward ----
-// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such.
+// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such. Scores are
+// made once more for each part of a sum's columns; what such CTAs, of which an SM has one, reach is an estimate.
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double flops_per_cycle = D != Dtype::f32 ? 1080 : Splits ? 235 : 445;
+    using K = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
+    constexpr double flops_per_cycle = HeadDim > 256 ? 650 : D != Dtype::f32 ? 1080 : Splits ? 235 : 445;
     constexpr double width = dtype_row(D).bytes, launches = 15;  // us
-    constexpr double products = 2.0 * 64 * 64 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV) / flops_per_cycle;
-    const double cycles = s.blocks * (products + 450) + s.masked * 150 + double(s.rows) * 4000;
-    const double around = any::memory_us(any::query_bytes(p), machine, 0.7);
+    constexpr double around = 450, mask = 150, task = 4000;      // cycles
+    constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;
+    const double parts = any::column_parts<float>(p.head_dim), parts_p = any::column_parts<float>(p.head_dim_v);
+    const double columns = JoinsDkDv ? 4 * HeadDim + 3 * HeadDimV : parts * of_ds + parts_p * of_p;
+    const double products = 2 * 64 * 64 * columns / flops_per_cycle;
+    const double cycles = s.blocks * (products + parts * around) + parts * (s.masked * mask + double(s.rows) * task);
+    const double row_sums = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * width, machine, 1);
-    const double apart = launches + around + any::repeated_queries_us(p, s, machine);
+    const double apart = launches + row_sums + any::repeated_queries_us(p, s, machine);
     return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 const char* block_backward_fits(const Problem& p) {
+    constexpr int column_parts = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>::column_parts;
     if (const char* why = products_fit<D, Splits>(p)) return why;
-    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p, 1)) return why;
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p, column_parts)) return why;
     if (!JoinsDkDv && p.value_in_key) return "values in keys, whose two gradients it makes apart";
     return nullptr;
 }

@@ -50,6 +50,8 @@ struct RowsOf {
           column(x.column),
           columns(columns),
           is_wide(is_wide) {}
+    // From a multiple of a chunk's columns on.
+    __device__ void skip_columns(int count) { data += element_bytes * count * column, columns -= count; }
 };
 template <Dtype D>
 using ElementRows = RowsOf<std::conditional_t<D == Dtype::f32, uint32_t, uint16_t>>;

@@ -10,12 +10,13 @@ namespace {
 
 std::vector<std::string> backward_rows() { return tensor_core_rows("_block_backward_"); }
 
-// The forward row of the same products with the widest tiles serves all.
+// A forward row of the same products whose tiles are wide enough.
 std::string pair_with(const std::string& row) {
     const auto is_of = [&](const char* products) { return row.find(products) != std::string::npos; };
     const char* const products = is_of("_f16_") ? "f16" : is_of("_tf32_") ? "tf32" : is_of("_f32_") ? "f32" : "bf16";
-    const char* const tile = is_of("f32_") ? "_d128_v128_64x64," : "_d256_v256_64x64,";
-    if (dim_of(row) > 256) return "sm90_block_forward_bf16_d512_v512_128x64," + row;
+    const char* const tile = is_of("f32_")       ? "_d128_v128_64x64,"
+                             : dim_of(row) > 256 ? "_d512_v512_64x64,"
+                                                 : "_d256_v256_64x64,";
     return std::string("sm80_block_forward_") + products + tile + row;
 }
 
@@ -63,6 +64,12 @@ TEST(tensor_core_rows_backward) {
             // All columns of the row's tile, or some of them.
             if (n % 3 == 0) c.head_dim -= 24;
             if (n % 5 == 0) c.head_dim_v -= 8 * (n % 7);
+            if (dim_of(row) > 256) {
+                if (n % 3) continue;
+                // Columns of a sum are parts of 256: one of them, few columns in the second, or rows of odd addresses.
+                constexpr int64_t dims[][2] = {{512, 512}, {296, 296}, {320, 264}, {512, 200}, {300, 511}, {250, 300}};
+                c.head_dim = dims[n / 12 % 6][0], c.head_dim_v = dims[n / 12 % 6][1];
+            }
             c.softcap = n % 7 == 1 ? 1.5 : 0, c.sinks = n % 5 == 2, c.dlse = n % 11 < 6;
             // Where queries see one key, dp less delta is all rounding, of each query, and the key's gradient their sum.
             if (c.tf32) c.bound = 2e-2;
@@ -122,7 +129,7 @@ TEST(operands_of_float8_backward) {
             if (++shape % 53 || (!see_alike && row.find("any_block") != 0)) continue;
             c.float8 = Float8(1 + ++n % 3), c.backward = true;
             c.head_dim = has_dims ? dim_of(row) : 72, c.head_dim_v = has_dims ? dim_v_of(row) : 40;
-            c.value_in_key = c.head_dim > 256;
+            c.value_in_key = lists && c.head_dim > 256;
             if (n % 4 == 0) c.head_dim -= 24, c.head_dim_v -= 24;
             if (lists) c.heads_q = c.heads_kv * 5;
             c.column = n % 8 == 5 ? 2 : 1, c.shift = n % 8 == 6 ? 1 : 0, c.padding = n % 8 == 7 ? 3 : c.padding;

@@ -155,6 +155,7 @@ const Golden goldens[] = {
     {"backward", "causal & window(1023,0)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"backward_narrow", "block_diagonal(64)", 16, 16384, 16384, 128, Dtype::bf16, true},
     {"backward_wide", "causal", 16, 4096, 4096, 256, Dtype::f16, true},
+    {"backward_of_512", "causal & window(1023,0)", 16, 4096, 4096, 512, Dtype::bf16, true, false, 4},
     {"decoding_of_512", "full", 32, 1, 32768, 512, Dtype::bf16, false, false, 8},
     {"backward_deterministic", "causal", 16, 16384, 16384, 128, Dtype::bf16, true, true},
     {"classes", "causal & dilated(1008,0,16)", 16, 16384, 16384, 128, Dtype::bf16, true},
@@ -309,9 +310,14 @@ TEST(older_gpus_get_rows_of_their_own) {
     for (const int64_t head_dim : {288, 320, 512})
         for (const int capability : {80, 90}) {
             imaginary_capability = capability;
-            for (const char* pattern : {"full", "causal & window(1023,0)", "causal & (window(127,0) | strided(32))"})
-                for (const PiecePlan& piece : plan_of({"", pattern, 8, 4096, 4096, head_dim, Dtype::f16}).forward.pieces)
-                    CHECK_EQ(std::string(piece.kernel->name), "sm80_block_forward_f16_d512_v512_64x64");
+            for (const char* pattern : {"full", "causal & window(1023,0)", "causal & (window(127,0) | strided(32))"}) {
+                const CompiledPlan plan = plan_of({"", pattern, 8, 4096, 4096, head_dim, Dtype::f16, true});
+                for (const PassPlan* pass : {&plan.forward, &plan.backward})
+                    for (const PiecePlan& piece : pass->pieces)
+                        CHECK_EQ(std::string(piece.kernel->name),
+                                 std::string("sm80_block_") + (pass == &plan.forward ? "forward" : "backward") +
+                                     "_f16_d512_v512_64x64");
+            }
         }
     imaginary_capability = 80;
     const Golden latent{"", "runtime_tokens(512)", 128, 64, 4096, 576, Dtype::bf16, true, false, 128, 512, true};
@@ -329,6 +335,7 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
     const Golden wider{"", "full", 2, 512, 512, 512, Dtype::bf16, true};
     CHECK_EQ(imaginary::name(plan_of(wider).forward).find("sm80"), std::string::npos);
+    CHECK_EQ(imaginary::name(plan_of(wider).backward).find("sm80"), std::string::npos);
     const Golden tf32{"", "full", 2, 512, 512, 128, Dtype::f32, true, false, 1, 0, false, true};
     CHECK_EQ(imaginary::name(plan_of(tf32).forward), "sm80_block_forward_tf32_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(tf32).backward), "sm80_block_backward_tf32_d128_v128_64x64");
