@@ -32,12 +32,15 @@ void draw_heads(Random& random, spattn_problem& p, bool has_many_tasks, int64_t 
     p.heads_q = p.heads_kv * group;
 }
 
-void draw_head_dims(Random& random, spattn_problem& p) {
+// Rows with tiles of 512 columns mostly meet heads that others have no tiles for.
+void draw_head_dims(Random& random, spattn_problem& p, const Row* pin) {
+    const bool is_wide = pin && pin->name.find("_d512_") != std::string::npos && !random.one_in(4);
     const auto odd = [&] {
-        if (random.one_in(4)) return random.one_in(2) ? random.in(257, 512) : random.of<int64_t>({288, 320, 512});
+        if (is_wide || random.one_in(4))
+            return random.one_in(2) ? random.in(257, 512) : random.of<int64_t>({288, 320, 512});
         return random.one_in(3) ? random.in(1, 256) : random.of<int64_t>({16, 32, 72, 80, 96, 192, 256});
     };
-    p.head_dim = random.one_in(2) ? 128 : random.one_in(2) ? 64 : odd();
+    p.head_dim = is_wide ? odd() : random.one_in(2) ? 128 : random.one_in(2) ? 64 : odd();
     p.head_dim_v = random.one_in(5) ? odd() : random.one_in(2) ? p.head_dim : 0;
     if (random.one_in(60)) p.head_dim = 576, p.head_dim_v = 512;
 }
@@ -60,7 +63,7 @@ void bound_tokens(spattn_problem& p, int64_t most_elements) {
 bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p, const Row* pin) {
     const int64_t tile_heads = pin ? pin->tile_heads : 1;
     const bool is_long = random.one_in(20), has_many_tasks = !is_long && random.one_in(4);
-    draw_head_dims(random, p);
+    draw_head_dims(random, p, pin);
     draw_heads(random, p, has_many_tasks, tile_heads);
     const int64_t usual = random.one_in(4) ? 1500 : 330, many = random.one_in(2) ? 200 : 700;
     const int64_t most = std::min(choices.most_tokens, is_long ? int64_t(12000) : has_many_tasks ? many : usual);
@@ -75,7 +78,7 @@ bool draw_sizes(Random& random, const Choices& choices, spattn_problem& p, const
 // others are asked by a few queries, by a chunk, or by another sequence.
 void draw_large_sizes(Random& random, const Choices& choices, int64_t attempt, spattn_problem& p, const Row* pin) {
     const int64_t tile_heads = pin ? pin->tile_heads : 1;
-    draw_head_dims(random, p);
+    draw_head_dims(random, p, pin);
     draw_heads(random, p, false, tile_heads);
     const int64_t least = std::min(least_tokens, choices.most_tokens);
     const int64_t most = std::max(choices.most_tokens >> std::min<int64_t>(attempt / 4, 20), least);
