@@ -15,7 +15,7 @@ struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
     static constexpr int element_bytes = dtype_row(D).bytes;
     static constexpr bool has_room = element_bytes * HeadDim <= 256;
-    // Registers hold a sum of 256 columns. More are made by a CTA each, of which every one makes the scores.
+    // Registers hold a sum of 256 columns. More are another CTA's, which makes the scores, too.
     static constexpr int column_parts = HeadDim > 256 ? 2 : 1, part_columns = HeadDim / column_parts;
     static_assert(column_parts == 1 || HeadDim == HeadDimV, "a sum's part has as many columns, whichever it is");
     // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums.

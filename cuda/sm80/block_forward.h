@@ -12,8 +12,8 @@ namespace spattn::sm80 {
 // rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits = false>
 struct BlockForward {
-    // Registers hold sums of 256 columns. More are made by a CTA each, of which every one makes the scores; columns that
-    // a problem does not have take none.
+    // Registers hold sums of 256 columns. More are another CTA's, which makes the scores, too; where a problem has no more
+    // columns there is none.
     static constexpr int column_parts = HeadDimV > 256 ? 2 : 1, part_columns = HeadDimV / column_parts;
     static constexpr int shared_bytes = dtype_row(D).bytes * (BlockQ * HeadDim + 64 * (HeadDim + part_columns));
     static void run(const ForwardArgs& args);

@@ -50,14 +50,14 @@ const char* block_forward_fits(const Problem& p) {
 
 // Cycles of a processor for a block's products, its mask, and a task; tokens that are not consecutive cost half their
 // bytes more. Read off full, windows and dilated windows at 16K on an H200; no older GPU was tried. With TF32 the
-// smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'. Parts
-// of columns are CTAs of their own, as if there were so many times the rows; those of head_dim 512, of which an SM has
-// one, are an estimate.
+// smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'.
+// Parts of columns are CTAs of their own, as if there were so many times the rows; those of head_dim 512 are read off
+// causal attention at 16K.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
 Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
     constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::part_columns;
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
-    constexpr double flops_per_cycle = HeadDim > 256     ? 800
+    constexpr double flops_per_cycle = HeadDim > 256     ? 1050
                                        : D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
                                        : Splits        ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
                                        : HeadDim <= 64 ? (BlockQ == 128 ? 460 : 375)
@@ -184,12 +184,12 @@ Kernel gather_forward(const char* name) {
 }
 
 // ---- backward ----
-// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such. Scores are
-// made once more for each part of a sum's columns; what such CTAs, of which an SM has one, reach is an estimate.
+// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such. Each
+// part of a sum's columns has scores made for it; what such CTAs reach is read off causal attention at 16K on an H200.
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using K = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    constexpr double flops_per_cycle = HeadDim > 256 ? 650 : D != Dtype::f32 ? 1080 : Splits ? 235 : 445;
+    constexpr double flops_per_cycle = HeadDim > 256 ? 970 : D != Dtype::f32 ? 1080 : Splits ? 235 : 445;
     constexpr double width = dtype_row(D).bytes, launches = 15;  // us
     constexpr double around = 450, mask = 150, task = 4000;      // cycles
     constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;
