@@ -293,6 +293,22 @@ TEST(divisors_divide_as_compilers_do) {
     CHECK_EQ(7 / any::Divisor(0), 7);
 }
 
+// Hopper has pairs of CTAs for tokens in their own order, and for others the kernels of older GPUs.
+TEST(wide_heads_get_rows_of_tensor_cores) {
+    imaginary_capability = 90;
+    for (const int64_t head_dim : {264, 320, 512}) {
+        const Golden window{"", "causal & window(1023,0)", 8, 4096, 4096, head_dim, Dtype::f16, true};
+        CHECK_EQ(imaginary::name(plan_of(window).forward), "sm90_block_forward_f16_d512_v512_128x64");
+        CHECK_EQ(imaginary::name(plan_of(window).backward), "sm90_block_backward_apart_f16_d512_v512_128x128");
+    }
+    const Golden odd{"", "causal", 8, 4096, 4096, 300, Dtype::bf16, true};
+    CHECK_EQ(imaginary::name(plan_of(odd).forward), "sm80_block_forward_bf16_d512_v512_64x64");
+    CHECK_EQ(imaginary::name(plan_of(odd).backward), "sm80_block_backward_bf16_d512_v512_64x64");
+    const CompiledPlan strided = plan_of({"", "strided(128)", 8, 16384, 16384, 512, Dtype::bf16, true});
+    CHECK(imaginary::name(strided.forward).rfind("sm80_", 0) == 0);
+    CHECK(imaginary::name(strided.backward).rfind("sm80_", 0) == 0);
+}
+
 TEST(older_gpus_get_rows_of_their_own) {
     imaginary_capability = 70;
     bool is_refused = false;
@@ -308,18 +324,14 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "sm80_block_backward_bf16_d256_v256_64x64");
     // Columns of sums in two parts, as far as a CTA has the shared memory for their tiles.
     for (const int64_t head_dim : {288, 320, 512})
-        for (const int capability : {80, 90}) {
-            imaginary_capability = capability;
-            for (const char* pattern : {"full", "causal & window(1023,0)", "causal & (window(127,0) | strided(32))"}) {
-                const CompiledPlan plan = plan_of({"", pattern, 8, 4096, 4096, head_dim, Dtype::f16, true});
-                for (const PassPlan* pass : {&plan.forward, &plan.backward})
-                    for (const PiecePlan& piece : pass->pieces)
-                        CHECK_EQ(std::string(piece.kernel->name),
-                                 std::string("sm80_block_") + (pass == &plan.forward ? "forward" : "backward") +
-                                     "_f16_d512_v512_64x64");
-            }
+        for (const char* pattern : {"full", "causal & window(1023,0)", "causal & (window(127,0) | strided(32))"}) {
+            const CompiledPlan plan = plan_of({"", pattern, 8, 4096, 4096, head_dim, Dtype::f16, true});
+            for (const PassPlan* pass : {&plan.forward, &plan.backward})
+                for (const PiecePlan& piece : pass->pieces)
+                    CHECK_EQ(std::string(piece.kernel->name),
+                             std::string("sm80_block_") + (pass == &plan.forward ? "forward" : "backward") +
+                                 "_f16_d512_v512_64x64");
         }
-    imaginary_capability = 80;
     const Golden latent{"", "runtime_tokens(512)", 128, 64, 4096, 576, Dtype::bf16, true, false, 128, 512, true};
     const Golden lists{"", "runtime_tokens(512)", 32, 64, 4096, 128, Dtype::f16, true, true, 8};
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "sm80_gather_forward_bf16_d576_v512_64x64");
