@@ -34,10 +34,11 @@
 // keeps the way between the halves of L2 busy for 79 % of its time (ncu). Measured (H200, bf16, L2 cold, TFLOP/s of 10
 // pairs d, whatever is made twice, 2026-11, GEMM 800): random blocks (bsr128_10_16k) 474, window1k_16k 395,
 // block_diagonal512_16k 395, head_dim 192/128 424, 256 453; dilated_16k 74, strided_16k 89, longnet_128k 213,
-// landmark_64k 273, global_tokens_64k 264; as a union in pieces sparse_transformer_16k 92; head_dim 512, 8 heads on 4,
-// full_16k 236, causal_16k 241, window1k_16k 193, where torch's memory-efficient kernel reaches 45 and 39. With a launch for each walk,
+// landmark_64k 273, global_tokens_64k 264; as a union in pieces sparse_transformer_16k 92. With a launch for each walk,
 // every step loaded and sums of pieces read one by one it was 459 for random blocks and 345 for block_diagonal512_16k;
-// 54, 65, 195, 263, 238 and 48 in other orders.
+// 54, 65, 195, 263, 238 and 48 in other orders. Pairs, head_dim 512, 8 heads on 4: full_16k 233, causal_16k 238,
+// window1k_16k 190, where torch's memory-efficient kernel reaches 44 and 39; of shared memory they want as much, 352 KiB
+// for 32 tokens.
 //
 // Tried and dropped: sums as members of what is made for each task (ptxas takes those of both walks for alive at once,
 // and serializes the products); 40 registers a producer (the same, in any order of tokens); what belongs to own queries
@@ -85,10 +86,10 @@ struct ApartTiles : TileConfig<D, HeadDim / BlockBackwardApart<D, HeadDim, HeadD
     static constexpr int warpgroups = own_rows / Base::warpgroup_rows;
     static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
     static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
-    // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis, or three. Not in
-    // residue classes, whose tasks have few steps: three took strided(128) 7 % longer, and others 2 to 4 % less.
     static constexpr int part_places = 2;  // pair.cuh
     static constexpr int parts_bytes = in_pair ? part_places * own_rows * step * int(sizeof(float)) : 0;
+    // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis, or three. Not in
+    // residue classes, whose tasks have few steps: three took strided(128) 7 % longer, and others 2 to 4 % less.
     static constexpr int most_bytes = 227 * 1024 - 2048 - parts_bytes;
     static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
     static constexpr int tile_bytes = (panels + second_panels) * own_bytes;
@@ -261,9 +262,9 @@ struct ApartProducerState {
     // The task after the one at hand.
     __device__ __forceinline__ int take_next() {
         if (!params.next_task) return params.num_tasks();
-        if constexpr (T::in_pair) return shared.pair.agree_on(next.taken, tasks_phase, lane) + int(gridDim.x) / T::tile_ctas;
-        return int(tell_producers<T::producers>(next.taken, is_leader, shared.next, turn, 1 + T::warpgroups)) +
-               int(gridDim.x);
+        const int tiles = int(gridDim.x) / T::tile_ctas;  // that are worked on at once
+        if constexpr (T::in_pair) return shared.pair.agree_on(next.taken, tasks_phase, lane) + tiles;
+        return int(tell_producers<T::producers>(next.taken, is_leader, shared.next, turn, 1 + T::warpgroups)) + tiles;
     }
 };
 

@@ -90,11 +90,11 @@
 // quad at once, block_diagonal512_16k takes 4 % less time, landmark_64k and global_tokens_64k 2.4 %, bigbird_128k 2 %,
 // window1k_16k 1.7 %.
 //
-// Pairs (H200, head_dim 512, 8 heads on 4, 16K tokens, TFLOP/s): full attention 575, causal 564, window1k 405, where
-// torch's memory-efficient kernel reaches 139 and 130. What binds is shared memory: for a block products read 192 KiB of
+// Pairs (H200, head_dim 512, 8 heads on 4, 16K tokens, TFLOP/s): full attention 560, causal 551, window1k 399, where
+// torch's memory-efficient kernel reaches 139 and 129. What binds is shared memory: for a block products read 192 KiB of
 // it, 64 KiB come from L2, and parts of scores are 32 KiB that leave, 32 that come and 32 that are read, which at 128
 // bytes a cycle are 2,816 of the 3,400 cycles that a block takes. Without parts full attention would reach 759, with parts
-// that nobody waits for 630. With turns it reached 557.
+// that nobody waits for 630. Tried and dropped: turns (-2 %); one place for parts, and four slots (-8 %).
 //
 // Residue classes (H200, us). Their boxes were found by a division each: without these dilated_16k takes 85.2 instead
 // of 90.7, strided_16k 84.5 instead of 91.6, landmark_64k and global_tokens_64k 2 % less. With out in the slot of the

@@ -38,7 +38,7 @@ struct BlockForwardSpace {
 // keys.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 struct BlockForward {
-    // CTAs an SM. Those of one warpgroup come in pairs: one makes probabilities under the other's products.
+    // CTAs an SM. Of those of one warpgroup there are two: one makes probabilities under the other's products.
     static constexpr int ctas = BlockQ == 64 ? 2 : 1;
     // CTAs that share a tile: a thread has registers for 256 columns of out.
     static constexpr int tile_ctas = HeadDim > 256 ? 2 : 1;

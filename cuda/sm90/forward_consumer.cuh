@@ -395,25 +395,28 @@ struct Consumer {
 
     __device__ __forceinline__ void store_whole(int out_at, const ForwardMessage& task, const float (&lse)[2],
                                                 const float (&top)[2]) {
-        const uint32_t panel = ptx::shared_address(out_panel(out_at, 0));
-        if constexpr (!C::in_pair) {
+        int token[2], head[2] = {task.head, task.head};
+        if constexpr (C::in_pair) {
+            find_queries(task, token, head);
+            write_queries(task.batch, head, token);
+        } else {
+            const uint32_t panel = ptx::shared_address(out_panel(out_at, 0));
             uint32_t words[C::head_dim_v / 16][4];
             tile::pack_tile<C::dtype>(r_out, words);
             if constexpr (C::out_in_v) ptx::named_barrier_sync(1 + warpgroup, 128);  // p v of all warps is done with v
             tile::store_swizzled(words, panel, out_panel_bytes, thread);
-        }
-        int token[2], head[2] = {task.head, task.head};
-        if constexpr (C::any_order) {
-            find_tokens(task, token);
-            task.by_rows ? write_tokens(out_at, task, panel, token) : send_home(out_at, task);
-        } else {
-            const any::TileRows& of = params.tile;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] += of.head(row_in_tile(h));
-            if (C::in_pair || task.by_rows) [[unlikely]]
-                write_queries(out_at, task.batch, head, token);
-            else
-                send(out_at, task, task.queries.first + of.place(warpgroup * C::warpgroup_rows));
+            if constexpr (C::any_order) {
+                find_tokens(task, token);
+                task.by_rows ? write_tokens(out_at, task, panel, token) : send_home(out_at, task);
+            } else {
+                find_queries(task, token, head);
+                if (!task.by_rows) [[likely]] {
+                    send(out_at, task, task.queries.first + params.tile.place(warpgroup * C::warpgroup_rows));
+                } else {
+                    write_queries(task.batch, head, token);
+                    release_out(out_at);
+                }
+            }
         }
         if (thread & 2) return;
         write_state(task.batch, head, token, lse, top);
@@ -433,6 +436,10 @@ struct Consumer {
     // The token of a thread's row, where tokens are consecutive.
     __device__ __forceinline__ int token_of(const ForwardMessage& task, int h) const {
         return any::query_at(task.queries, params.tile.place(row_in_tile(h)));
+    }
+    __device__ __forceinline__ void find_queries(const ForwardMessage& task, int (&token)[2], int (&head)[2]) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) token[h] = token_of(task, h), head[h] = task.head + params.tile.head(row_in_tile(h));
     }
     // The tokens that a thread's two rows are written to.
     __device__ __forceinline__ void find_tokens(const ForwardMessage& task, int (&token)[2]) const {
@@ -477,19 +484,19 @@ struct Consumer {
             ptx::tma_store_4d(&params.maps.out, C::panel_columns * panel, task.head, token, task.batch, from);
         });
     }
-    // What no box may bring: see leaves_by_rows.
-    __device__ __forceinline__ void write_queries(int out_at, int batch, const int (&head)[2], const int (&token)[2]) {
+    // What no box may bring (see leaves_by_rows), or has the room to be sent from.
+    __device__ __forceinline__ void write_queries(int batch, const int (&head)[2], const int (&token)[2]) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             if (token[h] == no_token) continue;
-            auto* const out = any::row_of<typename C::Element>(params.to.out, batch, head[h], token[h]) + first_column<C>();
-            auto* const words = reinterpret_cast<uint32_t*>(out + tile::fragment_column(thread, 0));
+            auto* const out = any::row_of<typename C::Element>(params.to.out, batch, head[h], token[h]);
+            auto* const words =
+                reinterpret_cast<uint32_t*>(out + first_column<C>() + tile::fragment_column(thread, 0));
 #pragma unroll
             for (int group = 0; group < C::head_dim_v / 8; ++group)  // of 8 columns, a quad's
                 if (first_column<C>() + 8 * group < params.head_dim_v)
                     words[4 * group] = tile::pack<C::dtype>(r_out[4 * group + 2 * h], r_out[4 * group + 2 * h + 1]);
         }
-        if constexpr (!C::in_pair) release_out(out_at);
     }
     __device__ __forceinline__ void send_home(int out_at, const TaskMessage& task) {
         const HomePlace at = home_of(task);

@@ -118,26 +118,26 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // (H200).
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
-    constexpr bool in_pairs = BlockQ == 64, in_threes = BlockQ == 192;  // CTAs of one warpgroup, or of three
+    constexpr bool of_one = BlockQ == 64, of_three = BlockQ == 192;  // warpgroups a CTA
     constexpr int tile_ctas = BlockForward<Dtype::bf16, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas;
     const Machine machine = of_tiles(whole, tile_ctas);
     constexpr double tile = BlockQ / 128.0 * BlockK / 128;
     constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile / tile_ctas;
     constexpr double reached = tile_ctas == 1 ? 0.87 : 0.62, mask = 150 * tile, block = 100;
-    constexpr double elements = in_pairs    ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
-                                : in_threes ? 2360
-                                            : (BlockK == 128 ? 1950 : 1550);
-    constexpr double task = in_pairs ? 700 : in_threes ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
+    constexpr double elements = of_one     ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
+                                : of_three ? 2360
+                                           : (BlockK == 128 ? 1950 : 1550);
+    constexpr double task = of_one ? 700 : of_three ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     const bool is_ordered = s.gathered > 0;
-    const double order = !is_ordered ? 0 : in_pairs ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
-    const double handed_on = !s.is_piece ? 0 : in_pairs ? 2300 : 5100;  // cycles a task
+    const double order = !is_ordered ? 0 : of_one ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
+    const double handed_on = !s.is_piece ? 0 : of_one ? 2300 : 5100;  // cycles a task
     const double widened = has_few_rows(p, Heads) ? 0.076 : 0.12;  // a byte, read off 32 x 8K keys (H200)
     const double widening = p.float8_cache ? widened * BlockK * (HeadDim + HeadDimV) : 0;
     const double block_cycles = std::max({products / reached, elements, widening}) + block;
     const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
-    const double end = in_threes ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
-    const double cycles = (blocks + end + any::copied_cycles(p, s, in_pairs ? 7 : 10)) / Heads;
-    const any::Spread spread = any::Spread::of(p, s, machine, cycles, BlockK, Heads, in_pairs ? 2 : 1);
+    const double end = of_three ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
+    const double cycles = (blocks + end + any::copied_cycles(p, s, of_one ? 7 : 10)) / Heads;
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, BlockK, Heads, of_one ? 2 : 1);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
                           any::memory_us(s.repeated * double(p.head_dim + p.head_dim_v), machine, 1);

@@ -29,8 +29,8 @@ __device__ __forceinline__ void sync_tile() {
     else __syncthreads();
 }
 
-// What the CTAs of a pair send each other: parts of scores of 64 rows a warpgroup, and so many tokens. They have so many
-// places, which are used in turn.
+// What the CTAs of a pair send each other: parts of scores, of 64 rows a warpgroup and so many tokens, for which there
+// are so many places in turn; and which tasks both work on.
 template <int Warpgroups, int Tokens, int Places>
 struct alignas(16) PairShared {
     static constexpr int values = 64 * Tokens, bytes = values * int(sizeof(float));  // of a warpgroup
@@ -99,7 +99,7 @@ struct alignas(16) PairShared {
         } else {
             if (lane == 0) ptx::mbarrier_arrive_expect(&task_full, sizeof task);
             ptx::mbarrier_wait(&task_full, phase);
-            taken = *static_cast<volatile uint32_t*>(task);
+            taken = task[0];
             __syncwarp();  // all lanes have read it
             if (lane == 0) ptx::cluster_arrive(ptx::cluster_address(&task_read, 0));
         }
