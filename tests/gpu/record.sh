@@ -49,7 +49,8 @@ part() {
 
 problems=${SPATTN_TEST_PROBLEMS:-20000}
 # Half of its time go tests of tensor core rows, whose truths are long sums: those run beside all others.
-apart="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward"
+apart="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward
+    deterministic_gradients_have_the_same_bits sequences_of_very_different_lengths"
 for name in $apart; do part "test_gpu $name" "$test" "$name"; done
 # shellcheck disable=SC2046
 part "test_gpu, all others" "$test" $(sed -n 's/^TEST(\([a-z_0-9]*\)).*/\1/p' tests/gpu/*.cpp |
