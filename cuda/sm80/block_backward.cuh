@@ -21,7 +21,7 @@
 // Measured (H200, bf16, head_dim 128, L2 cold, TFLOP/s of 10 pairs d, whatever is made twice, 2026-11): full_16k 192,
 // dilated_16k 35, longnet_128k 115, strided_16k 40. Own tiles of 16 rows a warp read shared memory twice as often as
 // those of 32 would. float32 by TF32, 16 heads: full_4k 80, window1k_16k 71, at head_dim 64 79 and 68; split (as of
-// sm80/block_forward.cuh): 41 and 38, at head_dim 64 45 and 41, where plain float32 kernels reach 13, and torch's
+// sm80/block_forward.cuh): 41 and 38, at head_dim 64 43 and 39, where plain float32 kernels reach 13, and torch's
 // memory-efficient attention 37 on full_4k in an earlier run. Head_dim 512, 8 heads on 4: causal_16k 80, where plain
 // kernels reach 6.
 #pragma once

@@ -31,7 +31,7 @@
 // bf16, head_dim 128, L2 cold, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 792 in the same run): full_16k 337,
 // dilated_16k 53, longnet_128k 185, strided_16k 62; head_dim 512, 8 heads on 4, causal_16k 153, where plain kernels reach
 // 12. No older GPU was tried.
-// TF32, 16 heads: full_4k 109, window1k_16k 102, at head_dim 64 130 and 104. Split: 61 and 56, at head_dim 64 62 and 54,
+// TF32, 16 heads: full_4k 109, window1k_16k 102, at head_dim 64 130 and 104. Split: 61 and 55, at head_dim 64 59 and 51,
 // where plain float32 kernels reach 17, and torch's memory-efficient attention 45 on full_4k in an earlier run. With
 // numbers rounded to nearest before what is left of them is taken, four instructions a word, split ones take 1.25 times
 // as long.

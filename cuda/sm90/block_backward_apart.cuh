@@ -36,7 +36,7 @@
 // block_diagonal512_16k 395, head_dim 192/128 424, 256 453; dilated_16k 74, strided_16k 89, longnet_128k 213,
 // landmark_64k 273, global_tokens_64k 264; as a union in pieces sparse_transformer_16k 92. With a launch for each walk,
 // every step loaded and sums of pieces read one by one it was 459 for random blocks and 345 for block_diagonal512_16k;
-// 54, 65, 195, 263, 238 and 48 in other orders. Pairs, head_dim 512, 8 heads on 4: full_16k 233, causal_16k 238,
+// 54, 65, 195, 263, 238 and 48 in other orders. Pairs, head_dim 512, 8 heads on 4: full_16k 234, causal_16k 238,
 // window1k_16k 190, where torch's memory-efficient kernel reaches 44 and 39; of shared memory they want as much, 352 KiB
 // for 32 tokens.
 //

@@ -121,7 +121,7 @@ struct Walker {
         if (params.next_task) return int(__shfl_sync(~0u, next.taken, 0)) + tiles;
         return at < tiles ? 2 * tiles - 1 - at : params.tasks.num_tasks;
     }
-    // Of two CTAs that share tiles the first one takes tasks for both.
+    // Where two CTAs share tiles the first one takes tasks for both.
     __device__ __forceinline__ bool counts_tasks() const { return lane == 0 && tile_rank<C>() == 0; }
 
     // A row of blocks without a key: out 0, lse -infinity or the sink's. Consumers never hear of it: one that waited

@@ -35,9 +35,13 @@ def numbers(version):
 def demand_cargo():
     if not shutil.which("cargo"):
         pytest.skip(f"no cargo here: Rust {OLDEST} or newer, https://rustup.rs, or cargo-web, rustc-web of Debian 12")
-    version = re.search(r"\d+\.\d+", subprocess.run(["cargo", "--version"], capture_output=True, text=True).stdout)
-    if not version or numbers(version[0]) < numbers(OLDEST):
-        pytest.skip(f"cargo {version and version[0]} is older than {OLDEST}, which the crates need")
+    if numbers(cargo_version()) < numbers(OLDEST):
+        pytest.skip(f"cargo {cargo_version()} is older than {OLDEST}, which the crates need")
+
+
+def cargo_version():
+    """Major and minor number."""
+    return re.search(r"\d+\.\d+", subprocess.run(["cargo", "--version"], capture_output=True, text=True).stdout)[0]
 
 
 def demand_toolchain(version):
@@ -45,6 +49,14 @@ def demand_toolchain(version):
     if not succeeds("cargo", f"+{version}", "--version"):
         pytest.skip(f"no Rust {version} here: rustup toolchain install {version} --profile minimal")
     return f"+{version}"
+
+
+def demand_crate(crate):
+    """What a crate depends on, for a cargo that is new enough for it. Its folder."""
+    oldest = re.search(r'^rust-version = "([\d.]+)"', (CRATES / crate / "Cargo.toml").read_text(), flags=re.M)[1]
+    if numbers(cargo_version()) < numbers(oldest):
+        pytest.skip(f"cargo {cargo_version()} is older than {oldest}, which {crate} needs")
+    return demand_dependencies(crate)
 
 
 def demand_dependencies(crate):

@@ -11,7 +11,7 @@ import sys
 
 import capi
 import pytest
-from crates import (CRATES, OLDEST, SYSTEM, WORKSPACE, demand_dependencies, demand_tests, demand_toolchain, run,
+from crates import (CRATES, OLDEST, SYSTEM, WORKSPACE, demand_crate, demand_dependencies, demand_tests, demand_toolchain, run,
                     skip_what_says_so, succeeds)
 
 # Each with its oldest Rust, which other people's crates decide.
@@ -107,7 +107,7 @@ def test_stranger_with_the_python_package(cargo, stranger):
 
 @pytest.mark.parametrize("crate", WITH_OTHER_PEOPLES)
 def test_crates_with_other_peoples(cargo, crate):
-    folder = demand_dependencies(crate)
+    folder = demand_crate(crate)
     output = cargo("test", *SYSTEM, "--", "--nocapture", cwd=folder)
     demand_tests(output, 1)
     skip_what_says_so(output)
@@ -153,7 +153,7 @@ def test_style(cargo):
         cargo("fmt", "--check", cwd=folder)
     cargo("clippy", "--all-targets", *WORKSPACE, "--", "-D", "warnings")
     for crate in WITH_OTHER_PEOPLES:
-        cargo("clippy", "--all-targets", *SYSTEM, "--", "-D", "warnings", cwd=demand_dependencies(crate))
+        cargo("clippy", "--all-targets", *SYSTEM, "--", "-D", "warnings", cwd=demand_crate(crate))
 
 
 def test_miri(cargo, build):
