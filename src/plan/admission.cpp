@@ -64,10 +64,25 @@ std::string Admission::refuse(const Kernel& kernel) const {
     return why_not ? why_not : "";
 }
 
+std::vector<Refusals> group_refusals(const std::vector<const Candidate*>& refused) {
+    std::vector<Refusals> groups;
+    for (const Candidate* c : refused) {
+        const auto is_its = [&](const Refusals& group) { return group.why == c->refused; };
+        const auto known = std::find_if(groups.begin(), groups.end(), is_its);
+        if (known == groups.end()) groups.push_back({c->refused, c->kernel, 1});
+        else ++known->count;
+    }
+    return groups;
+}
+
+// There are hundreds of rows, and few reasons.
 void Admission::fail_without_kernel(Pass pass, const std::vector<Candidate>& considered) const {
+    std::vector<const Candidate*> refused;
+    for (const Candidate& c : considered) refused.push_back(&c);
     std::string reasons;
-    for (const Candidate& c : considered)
-        reasons += text(reasons.empty() ? "" : "; ", c.kernel->name, ": ", c.refused);
+    for (const Refusals& group : group_refusals(refused))
+        reasons += text(reasons.empty() ? "" : "; ", group.first->name,
+                        group.count > 1 ? text(" and ", group.count - 1, " more") : "", ": ", group.why);
     fail(SPATTN_E_NO_KERNEL, "problem",
          text("no kernel for the ", name_of(pass), " pass with dtype ", dtype_row(problem.dtype).name,
               ", head_dim ", problem.head_dim, ", head_dim_v ", problem.head_dim_v, " on device ",

@@ -228,20 +228,6 @@ std::string describe_candidate(const Candidate& c, bool is_chosen) {
            (c.refused.empty() ? describe_cost(c.cost) : c.refused) + "\n";
 }
 
-// Rows that could not serve: how many for each reason, which are in the order in which they are met first.
-std::string describe_useless(const std::vector<const Candidate*>& useless) {
-    std::vector<std::pair<std::string, int>> reasons;
-    for (const Candidate* c : useless) {
-        const auto is_its = [&](const auto& reason) { return reason.first == c->refused; };
-        const auto known = std::find_if(reasons.begin(), reasons.end(), is_its);
-        if (known == reasons.end()) reasons.push_back({c->refused, 1});
-        else ++known->second;
-    }
-    std::string out;
-    for (const auto& [reason, count] : reasons) out += "    " + grouped(count) + " more: " + reason + "\n";
-    return out;
-}
-
 std::string describe_considered(const std::vector<Candidate>& considered, const PiecePlan* chosen, Considered which) {
     std::string out = "  considered\n";
     std::vector<const Candidate*> useless;
@@ -249,7 +235,8 @@ std::string describe_considered(const std::vector<Candidate>& considered, const 
         if (!c.could_serve && which == Considered::grouped) useless.push_back(&c);
         else out += describe_candidate(c, chosen && c.kernel == chosen->kernel && c.order == chosen->order);
     }
-    return out + describe_useless(useless);
+    for (const Refusals& r : group_refusals(useless)) out += "    " + grouped(r.count) + " more: " + r.why + "\n";
+    return out;
 }
 
 std::string describe_work(const CompiledPlan& plan, const PassPlan& pass, Pass which) {

@@ -200,7 +200,7 @@ TEST(no_kernel_lists_the_reasons) {
     CHECK_EQ(status_of("full", p, options, &message), SPATTN_E_NO_KERNEL);
     CHECK(has(message, "dtype bf16, head_dim 300"));
     CHECK(has(message, "gpu_block_forward_f32_128x128: for dtype f32"));
-    CHECK(has(message, "near_block_forward_bf16_64x64: for device cpu"));
+    CHECK(has(message, "far_block_forward_f32_128x128 and 4 more: for device cpu"));
 }
 
 TEST(forced_rows_are_pinned_per_pass) {
