@@ -86,11 +86,10 @@ struct ApartTiles : TileConfig<D, HeadDim / BlockBackwardApart<D, HeadDim, HeadD
     static constexpr int warpgroups = own_rows / Base::warpgroup_rows;
     static constexpr int warps = 4 * warpgroups, consumers = 32 * warps, threads = consumers + 128;
     static constexpr int own_bytes = own_rows * row_bytes, step_bytes = step * row_bytes;  // of a panel
-    static constexpr int part_places = 2;  // pair.cuh
-    static constexpr int parts_bytes = in_pair ? part_places * own_rows * step * int(sizeof(float)) : 0;
+    using Pair = std::conditional_t<in_pair, PairShared<warpgroups, step>, Alone>;
     // As many tiles as there is room for: own tokens of two tasks, two steps of the other axis, or three. Not in
     // residue classes, whose tasks have few steps: three took strided(128) 7 % longer, and others 2 to 4 % less.
-    static constexpr int most_bytes = 227 * 1024 - 2048 - parts_bytes;
+    static constexpr int most_bytes = 227 * 1024 - 2048 - Pair::parts_bytes;
     static constexpr int second_panels = has_dp ? v_panels : 0;  // of own tokens: v or dout
     static constexpr int tile_bytes = (panels + second_panels) * own_bytes;
     static constexpr int slot_bytes = panels * step_bytes, second_slot_bytes = v_panels * step_bytes;
@@ -207,7 +206,7 @@ struct ApartShared {
     uint64_t other_full[T::slots], other_empty[T::slots];
     uint64_t second_full[T::second_slots], second_empty[T::second_slots];
     int32_t next[2];  // tasks that all producers take, in turn
-    std::conditional_t<T::in_pair, PairShared<T::warpgroups, T::step, T::part_places>, Alone> pair;
+    typename T::Pair pair;
 };
 
 // The tokens of an own tile that are written from it.
@@ -515,7 +514,7 @@ struct ApartConsumerState {
     Cursor<T::second_slots> second;
     int held = -1;            // a tile that this warp's sums are leaving
     int noted[2] = {-1, -1};  // of each walk the last task of which this warp must repair rows
-    Cursor<T::part_places> parts;  // where the other CTA's next parts come, if two share a tile
+    Cursor<part_places> part_at;  // where the other CTA's next parts come, if two share a tile
     float s[T::values], r_ds[T::of_ds], r_p[T::of_p];
 
     __device__ __forceinline__ void wait(uint64_t* full, uint32_t phase) const {
@@ -668,9 +667,9 @@ struct ApartConsumer {
     // Parts of products become those of all columns, where two CTAs share a tile.
     __device__ __forceinline__ void join(float (&part)[values]) {
         if constexpr (C::in_pair) {
-            shared.pair.wait_for_room(state.parts, warpgroup);
-            shared.pair.exchange(part, state.parts, warpgroup, thread);
-            shared.pair.tell_read(state.parts, warpgroup, thread);
+            shared.pair.wait_for_room(state.part_at, warpgroup);
+            shared.pair.exchange(part, state.part_at, warpgroup, thread);
+            shared.pair.tell_read(state.part_at, warpgroup, thread);
         }
     }
     __device__ __forceinline__ void finish_ds(int at, const float (&dp)[values], bool is_first) {

@@ -234,10 +234,9 @@ struct Config : TileConfig<D, HeadDim / BlockForward<D, HeadDim, HeadDimV, Block
     static constexpr int stages = is_float8 ? 3 : 1, most_scale_blocks = 6;
     static constexpr int float8_bytes =
         is_float8 ? stages * block_k * stage_row_bytes + most_scale_blocks * 2 * block_k * int(sizeof(float)) : 0;
-    static constexpr int part_places = 2;  // pair.cuh
-    static constexpr int parts_bytes = in_pair ? part_places * block_q * block_k * int(sizeof(float)) : 0;
+    using Pair = std::conditional_t<in_pair, PairShared<warpgroups, block_k>, Alone>;
     static constexpr int slots =
-        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes - parts_bytes) / (panels * box_bytes);
+        (most_bytes - barrier_bytes - q_tiles * panels * panel_bytes - float8_bytes - Pair::parts_bytes) / (panels * box_bytes);
     // Factors of keys: a block's are read until its probabilities are made, which is before its v is released.
     static constexpr int factor_blocks = multiplies_float8 ? (slots + 4) / 2 : 1;
     static constexpr int scale_blocks = is_float8 ? (stages + slots + 4) / 2 : 1;
@@ -315,7 +314,7 @@ struct ForwardShared {
     uint64_t full[C::slots];       // as q_full, for the bytes of a block; one arrival a widener, where these write it
     uint64_t empty[C::slots];      // one arrival a consumer warp; the walker waits
     std::conditional_t<C::is_float8, WidenStages<C>, Requests<C::requests>> helper;  // what the walker asks
-    std::conditional_t<C::in_pair, PairShared<C::warpgroups, C::block_k, C::part_places>, Alone> pair;
+    typename C::Pair pair;
     alignas(16) float factors[C::factor_blocks][C::multiplies_float8 ? C::block_k : 4];  // of keys of float8 products
 };
 
@@ -509,15 +508,9 @@ void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args)
     const runtime::Shape shape{unsigned(tiles * C::tile_ctas), unsigned(C::threads), sizeof(typename C::Shared),
                                unsigned(C::tile_ctas)};
     const bool counts = params.tasks.num_tasks > 2 * tiles, packs = packed_places(args.layout) > 0;
-    if constexpr (C::in_pair) {  // clusters are launched when the grid ahead has ended
-        if (counts) {
-            params.next_task = reinterpret_cast<unsigned*>(static_cast<char*>(args.workspace) + space.counter);
-            runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
-        }
-        return runtime::launch(kernel, shape, args.stream, params);
-    }
+    constexpr bool may_begin_early = !C::in_pair;  // clusters begin when the grid ahead has ended
     if (!counts && !packs) {
-        params.begins_early = args.layout.spans != nullptr;  // calls on a cache alone have them
+        params.begins_early = may_begin_early && args.layout.spans != nullptr;  // calls on a cache alone have them
         params.begins_early ? runtime::launch_early(kernel, shape, args.stream, params)
                             : runtime::launch(kernel, shape, args.stream, params);
         return;
@@ -526,7 +519,8 @@ void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args)
     if constexpr (C::any_order)
         if (packs) pack_keys(args, space, C::dtype, params);
     if (!packs) runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
-    runtime::launch_early(kernel, shape, args.stream, params);
+    may_begin_early ? runtime::launch_early(kernel, shape, args.stream, params)
+                    : runtime::launch(kernel, shape, args.stream, params);
 }
 
 template <class C>

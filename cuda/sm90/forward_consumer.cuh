@@ -192,7 +192,7 @@ struct Consumer {
     int q_index, left;  // of the task whose scores come next; blocks
     bool first = true;  // the block whose p v comes next is its task's first
     int noted = -1;     // the last task of which this warp must repair rows
-    Cursor<C::part_places> parts;  // where the other CTA's parts of the next scores come, if two share a tile
+    Cursor<part_places> part_at;  // where the other CTA's parts of the next scores come, if two share a tile
     Cursor<C::multiplies_float8 ? C::factor_blocks : C::scale_blocks> scales;  // of float8: those of the block whose
                                                                                // scores come next
     bool has_negative = false;       // of float8 products: one of a thread's queries has a negative factor
@@ -274,7 +274,7 @@ struct Consumer {
     // The scores of a block are there, of k in that slot, which is free then.
     __device__ __forceinline__ void finish_scores(int q_at, int k, bool is_masked) {
         release(k);
-        if constexpr (C::in_pair) shared.pair.exchange(s, parts, warpgroup, thread);
+        if constexpr (C::in_pair) shared.pair.exchange(s, part_at, warpgroup, thread);
         if constexpr (scales_rows)
             if (has_negative) [[unlikely]]
                 negate_rows(q_at);
@@ -728,7 +728,7 @@ struct Consumer {
         if constexpr (C::takes_turns) ptx::named_barrier_arrive(turn_of_next(), 256);
         if (held >= 0) [[unlikely]]
             release_held();
-        if constexpr (C::in_pair) shared.pair.wait_for_room(parts, warpgroup);
+        if constexpr (C::in_pair) shared.pair.wait_for_room(part_at, warpgroup);
         ptx::wgmma_wait<1>();
         finish_scores(q_at, k.index, mask != full_block);
         if (mask != full_block) [[unlikely]]
@@ -762,7 +762,7 @@ struct Consumer {
             return make_factored_probabilities(fresh, to, factor);
         } else if constexpr (!C::is_float8) {
             const bool rescale = tile::softmax<C::dtype>(s, rows, scale_log2(), fresh, to, factor);
-            if constexpr (C::in_pair) shared.pair.tell_read(parts, warpgroup, thread);
+            if constexpr (C::in_pair) shared.pair.tell_read(part_at, warpgroup, thread);
             return rescale;
         } else {
             bool rescale = false;
@@ -876,7 +876,7 @@ struct Consumer {
         typename C::MaskWord word;
         const int mask = take_mask(read_mask(slot.index), word);
         find_factors(q_index);
-        if constexpr (C::in_pair) shared.pair.wait_for_room(parts, warpgroup);
+        if constexpr (C::in_pair) shared.pair.wait_for_room(part_at, warpgroup);
         ptx::wgmma_wait<0>();
         finish_scores(q_index, slot.index, mask != full_block);
         slot.advance();

@@ -9,6 +9,15 @@
 
 namespace spattn {
 
+// Rows that are out for the same reason: the first of them, and how many there are.
+struct Refusals {
+    std::string why;
+    const Kernel* first;
+    int count;
+};
+// In the order in which reasons are met first.
+std::vector<Refusals> group_refusals(const std::vector<const Candidate*>& refused);
+
 class Admission {
 public:
     Admission(const Problem& problem, const PlanOptions& options, const std::vector<Kernel>& kernels);

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "plan/admission.h"
 #include "plan/plan.h"
 #include "plan/stats.h"
 

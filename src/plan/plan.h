@@ -54,15 +54,6 @@ struct Candidate {
     bool could_serve = true;  // false: refused for the problem or the machine, whatever the pattern and its cost
 };
 
-// Rows that are out for the same reason: the first of them, and how many there are.
-struct Refusals {
-    std::string why;
-    const Kernel* first;
-    int count;
-};
-// In the order in which reasons are met first.
-std::vector<Refusals> group_refusals(const std::vector<const Candidate*>& refused);
-
 // What works on one pattern: the whole, or a piece of it.
 struct PiecePlan {
     std::string pattern_text;
