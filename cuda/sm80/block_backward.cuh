@@ -8,10 +8,12 @@
 // one sum, and dk and dv are made by a walk each.
 //
 //   grid      a CTA owns 64 tokens of a task's block, keys or queries, 16 a warp, and meets 64 of the other axis a
-//             step, or 32 or 16 where registers or shared memory have no room for more. Own tokens are the rows of all
+//             step, or 32 where registers or shared memory have no room for more. Own tokens are the rows of all
 //             products: p and ds are a operands as they stand
 //   columns   of a sum above 256 are another CTA's, which makes the same p or ds: registers have no room for more. Own
-//             rows of 512 columns leave an SM room for one CTA, but for that of dv
+//             rows of 512 columns leave an SM of Hopper room for one CTA, but for that of dv. Where shared memory has none
+//             rows come a panel of 128 columns at a time, own ones beside those of the step, and again in each step:
+//             products read one while the next is on its way
 //   copies    by token (sm80/tile.cuh). The second operand of a step, v or dout, is free after the sum of p, and is
 //             fetched under the sum of ds; the first has two tiles where there is room
 //   isolation p and ds are 0 where a pair is not kept, but 0 * NaN is NaN: rows whose sums are not finite are made
@@ -23,7 +25,8 @@
 // those of 32 would. float32 by TF32, 16 heads: full_4k 80, window1k_16k 71, at head_dim 64 79 and 68; split (as of
 // sm80/block_forward.cuh): 41 and 38, at head_dim 64 43 and 39, where plain float32 kernels reach 13, and torch's
 // memory-efficient attention 37 on full_4k in an earlier run. Head_dim 512, 8 heads on 4: causal_16k 80, where plain
-// kernels reach 6.
+// kernels reach 6. By panels it reached 66 there, where fetching own rows again keeps L2 busy, and 71 with all panels of own
+// rows in shared memory, as Hopper has it: one CTA an SM has none to hide its waits for each panel.
 #pragma once
 
 #include <type_traits>
@@ -42,7 +45,7 @@ enum class Sums { dq, dk, dv, dk_dv };
 
 // ---- configuration ----
 // `first` operands make s: q and k; `second` ones dp: dout and v.
-template <Dtype D, int HeadDim, int HeadDimV, Sums S, int Step, bool Splits>
+template <Dtype D, int HeadDim, int HeadDimV, Sums S, bool IsRoomy, bool Splits>
 struct BackwardConfig {
     static constexpr Dtype dtype = D;
     static constexpr bool is_float32 = D == Dtype::f32, splits = Splits;
@@ -50,7 +53,7 @@ struct BackwardConfig {
     static constexpr int element_bytes = sizeof(Element);
     using Rows = ElementRows<D>;
     using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    static constexpr int own_rows = 64, step = Step;
+    static constexpr int own_rows = 64, step = Kernel::step(IsRoomy);
     static constexpr bool by_query = S == Sums::dq;
     static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
     static constexpr int column_parts = Kernel::column_parts;
@@ -64,13 +67,21 @@ struct BackwardConfig {
     static constexpr int first_bytes = First::bytes(step), second_bytes = Second::bytes(step);
     static constexpr int own_first_bytes = First::bytes(own_rows);
     static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
+    // Rows in panels. What a step brings, in units that two tiles have by turns: panels for dp, then for s, with those of
+    // own rows; and panels of the part that ds or p is multiplied by.
+    static constexpr bool in_panels = Kernel::in_panels(IsRoomy);
+    using Panel = SharedTile<Kernel::Columns::panel, Kernel::Columns::panel, element_bytes>;
+    static constexpr int panels = Kernel::Columns::panels, units_of_dp = has_dp ? panels : 0;
+    static constexpr int units_of_rows = units_of_dp + panels, units = units_of_rows + Kernel::Columns::part_panels;
+    static constexpr int own_panel_bytes = Panel::bytes(own_rows), unit_bytes = own_panel_bytes + Panel::bytes(step);
+    static constexpr int tile_bytes = in_panels ? 2 * unit_bytes : own_bytes + first_tiles * first_bytes + second_bytes;
     static constexpr int stats_bytes = 2 * step * int(sizeof(float));
-    static constexpr int shared_bytes = own_bytes + first_tiles * (first_bytes + stats_bytes) + second_bytes;
+    static constexpr int shared_bytes = tile_bytes + first_tiles * stats_bytes;
     // A thread's bits of a step.
-    using MaskWord = std::conditional_t<step == 64, uint32_t, std::conditional_t<step == 32, uint16_t, uint8_t>>;
-    static constexpr int ctas = column_parts > 1 && has_dp ? 1 : HeadDim <= 64 && !is_float32 ? 3 : 2;
+    using MaskWord = std::conditional_t<step == 64, uint32_t, uint16_t>;
+    static constexpr int ctas = column_parts > 1 && has_dp && IsRoomy ? 1 : HeadDim <= 64 && !is_float32 ? 3 : 2;
     static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
-    static_assert(shared_bytes >= own_rows * 4 * ((has_dp ? columns : 0) + (sums_p ? columns_p : 0)),
+    static_assert(tile_bytes >= own_rows * 4 * ((has_dp ? columns : 0) + (sums_p ? columns_p : 0)),
                   "sums take the place of all tiles");
 };
 
@@ -82,7 +93,7 @@ struct GradientParams : any::BackwardParams<float> {
 };
 
 // ---- which pairs a task has, step after step ----
-// Masks and sets of live tokens have words for 64 tokens, of which a step may be a half, or a quarter.
+// Masks and sets of live tokens have words for 64 tokens, of which a step may be a half.
 template <bool ByQuery, int Step>
 struct Steps {
     static constexpr int steps_of_word = 64 / Step;
@@ -233,7 +244,7 @@ struct Backward {
     using Probabilities = uint32_t[1][C::step / (2 * tile::operand_values<C::dtype>)][4];
 
     const GradientParams& params;
-    const uint32_t own_first, own_second, first, stats, second;  // shared addresses
+    const uint32_t own_first, own_second, first, second, stats;  // shared addresses
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, first_column;
     StepsOf steps;
     float offset[2], delta[2];  // of this thread's rows, where they are queries
@@ -244,8 +255,8 @@ struct Backward {
           own_first(shared),
           own_second(shared + C::own_first_bytes),
           first(shared + C::own_bytes),
-          stats(first + C::first_tiles * C::first_bytes),
-          second(stats + C::first_tiles * C::stats_bytes),
+          second(first + C::first_tiles * C::first_bytes),
+          stats(shared + C::tile_bytes),
           first_column(C::column_parts == 1 ? 0 : int(blockIdx.x % unsigned(params.column_parts)) * C::columns),
           steps(params, index_of_rows(params)) {}
 
@@ -256,10 +267,19 @@ struct Backward {
 
     __device__ __forceinline__ void run() {
         clear(sums_p), clear(sums_ds);
+        if constexpr (C::in_panels)
+            run_in_panels();
+        else
+            run_whole();
+        finish();
+    }
+
+    __device__ __forceinline__ void run_whole() {
         bool more = steps.next_block();
         TokenRange range{};
         if (more) {
             load_own();
+            read_own_stats();
             range = step_range();
             load_first(range, 0);
             load_second(range);
@@ -293,13 +313,59 @@ struct Backward {
                 ptx::cp_async_commit();
             }
         }
-        finish();
     }
 
-    template <int Values>
-    __device__ __forceinline__ static void clear(float (&sums)[1][Values]) {
+    __device__ __forceinline__ void run_in_panels() {
+        static_assert(C::units % 2 == 0, "in every step the same tile has a unit");
+        bool more = steps.next_block();
+        TokenRange range{};
+        if (more) {
+            read_own_stats();
+            range = step_range();
+            load_unit(0, range);
+        }
+        ptx::cp_async_commit();
+        while (more) {
+            const bool is_masked = steps.walk.mask != full_block;
+            const MaskWord word = is_masked ? MaskWord(steps.mask_word(warp_row)) : 0;
+            float s[1][C::step / 2], dp[1][C::step / 2];
+            clear(s), clear(dp);
+            Probabilities p, ds;
 #pragma unroll
-        for (int i = 0; i < Values; ++i) sums[0][i] = 0;
+            for (int unit = 0; unit < C::units; ++unit) {
+                if (unit == C::units - 1) {
+                    more = steps.next();
+                    if (more) range = step_range();
+                }
+                ptx::cp_async_wait<0>();
+                __syncthreads();  // the unit is there, and everyone is done with the one before
+                if (more) load_unit((unit + 1) % C::units, range);
+                ptx::cp_async_commit();
+                if (unit < C::units_of_rows) {
+                    add_row_products<C::dtype, typename C::Panel>(own_panel(unit), warp_row, step_panel(unit),
+                                                                  unit < C::units_of_dp ? dp : s);
+                    continue;
+                }
+                if (unit == C::units_of_rows) make_gradients(stats, is_masked, word, s, dp, p, ds);
+                const int column = (unit - C::units_of_rows) * C::Panel::columns;
+                if constexpr (C::has_dp)
+                    add_product<C::dtype, typename C::Panel>(ds, step_panel(unit), sums_ds, column);
+                else
+                    add_product<C::dtype, typename C::Panel>(p, step_panel(unit), sums_p, column);
+            }
+        }
+    }
+    __device__ __forceinline__ uint32_t own_panel(int unit) const { return own_first + unit % 2 * C::unit_bytes; }
+    __device__ __forceinline__ uint32_t step_panel(int unit) const { return own_panel(unit) + C::own_panel_bytes; }
+    __device__ __forceinline__ void load_unit(int unit, const TokenRange& range) {
+        const bool has_own = unit < C::units_of_rows, is_second = has_own ? unit < C::units_of_dp : !C::has_dp;
+        const int panel = has_own ? unit % C::panels : unit - C::units_of_rows;
+        const int column = (has_own ? 0 : first_column) + panel * C::Panel::columns;
+        Rows own = is_second ? own_second_rows() : own_first_rows(), rows = is_second ? second_rows() : first_rows();
+        own.skip_columns(column), rows.skip_columns(column);
+        if (has_own) load_rows<C::own_rows, typename C::Panel>(own_panel(unit), own, own_range());
+        load_rows<C::step, typename C::Panel>(step_panel(unit), rows, range);
+        if (unit == 0) load_stats(range, 0);
     }
 
     // ---- copies ----
@@ -315,16 +381,22 @@ struct Backward {
     }
     __device__ __forceinline__ Rows k() const { return keys(params.k, params.head_dim, params.k_is_wide); }
     __device__ __forceinline__ Rows v() const { return keys(params.v, params.head_dim_v, params.v_is_wide); }
+    __device__ __forceinline__ Rows own_first_rows() const { return C::by_query ? q() : k(); }
+    __device__ __forceinline__ Rows own_second_rows() const { return C::by_query ? dout() : v(); }
+    __device__ __forceinline__ Rows first_rows() const { return C::by_query ? k() : q(); }
+    __device__ __forceinline__ Rows second_rows() const { return C::by_query ? v() : dout(); }
 
+    // As they stand in the block, also those that are away: no mask keeps a pair of these.
+    __device__ __forceinline__ TokenRange own_range() const { return {steps.written_tokens().tokens, steps.first_row}; }
     __device__ __forceinline__ void load_own() {
-        // As they stand in the block, also those that are away: no mask keeps a pair of these.
-        const TokenRange own{steps.written_tokens().tokens, steps.first_row};
-        load_rows<C::own_rows, typename C::First>(own_first, C::by_query ? q() : k(), own);
+        load_rows<C::own_rows, typename C::First>(own_first, own_first_rows(), own_range());
         if constexpr (C::has_dp)
-            load_rows<C::own_rows, typename C::Second>(own_second, C::by_query ? dout() : v(), own);
+            load_rows<C::own_rows, typename C::Second>(own_second, own_second_rows(), own_range());
+    }
+    __device__ __forceinline__ void read_own_stats() {
         if constexpr (C::by_query)
             for (int h = 0; h < 2; ++h) {
-                const int row_token = own.at(warp_row + lane / 4 + 8 * h);
+                const int row_token = own_range().at(warp_row + lane / 4 + 8 * h);
                 const int64_t row = params.row_q(steps.batch, steps.head_q, max(row_token, 0));
                 offset[h] = offset_of(params.space.lse[row]);
                 delta[h] = params.space.delta[row];
@@ -339,17 +411,18 @@ struct Backward {
         return {steps.tokens(), steps.part * C::step, steps.live()};
     }
     __device__ __forceinline__ void load_first(const TokenRange& range, int turn) {
-        load_rows<C::step, typename C::First>(first + turn * C::first_bytes, C::by_query ? k() : q(), range);
-        if (!C::by_query && threadIdx.x < 2 * C::step) {
-            const int query = range.at(int(threadIdx.x) % C::step);
-            const float* from = threadIdx.x < C::step ? params.space.lse : params.space.delta;
-            from += params.row_q(steps.batch, steps.head_q, max(query, 0));
-            ptx::cp_async_4(stats + turn * C::stats_bytes + threadIdx.x * sizeof(float), from,
-                            query == no_token ? 0 : 4);
-        }
+        load_rows<C::step, typename C::First>(first + turn * C::first_bytes, first_rows(), range);
+        load_stats(range, turn);
+    }
+    __device__ __forceinline__ void load_stats(const TokenRange& range, int turn) {
+        if (C::by_query || threadIdx.x >= 2 * C::step) return;
+        const int query = range.at(int(threadIdx.x) % C::step);
+        const float* from = threadIdx.x < C::step ? params.space.lse : params.space.delta;
+        from += params.row_q(steps.batch, steps.head_q, max(query, 0));
+        ptx::cp_async_4(stats + turn * C::stats_bytes + threadIdx.x * sizeof(float), from, query == no_token ? 0 : 4);
     }
     __device__ __forceinline__ void load_second(const TokenRange& range) {
-        Rows rows = C::by_query ? v() : dout();
+        Rows rows = second_rows();
         if constexpr (!C::has_dp) rows.skip_columns(first_column);
         load_rows<C::step, typename C::Second>(second, rows, range);
     }
@@ -371,7 +444,11 @@ struct Backward {
         using Second = typename C::Second;
         if constexpr (C::has_dp) multiply_rows<C::dtype, Second, Second, C::splits>(own_second, warp_row, second, dp);
         multiply_rows<C::dtype, First, First, C::splits>(own_first, warp_row, at, s);
-        const uint32_t turn_stats = stats + turn * C::stats_bytes;
+        make_gradients(stats + turn * C::stats_bytes, is_masked, word, s, dp, p, ds);
+    }
+    __device__ __forceinline__ void make_gradients(uint32_t turn_stats, bool is_masked, MaskWord word,
+                                                   float (&s)[1][C::step / 2], float (&dp)[1][C::step / 2],
+                                                   Probabilities& p, Probabilities& ds) const {
         if (params.softcap != 0)
             multiply_by_dp<true>(turn_stats, s[0], dp[0]);
         else
@@ -515,15 +592,12 @@ __global__ void __launch_bounds__(threads, C::ctas)
 }
 
 // ---- launch ----
-template <Dtype D, int HeadDim, int HeadDimV, int Step, bool Splits>
+template <Dtype D, int HeadDim, int HeadDimV, bool IsRoomy, bool Splits>
 struct BackwardLaunch {
     using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
     static constexpr bool joins_dk_dv = Kernel::joins_dk_dv;
-    // Without own rows for dp, and of a part of dout's columns, larger steps have room everywhere.
     template <Sums S>
-    static constexpr int step_of = S == Sums::dv && Kernel::column_parts > 1 ? Kernel::most_step : Step;
-    template <Sums S>
-    using Config = BackwardConfig<D, HeadDim, HeadDimV, S, step_of<S>, Splits>;
+    using Config = BackwardConfig<D, HeadDim, HeadDimV, S, IsRoomy, Splits>;
     const BackwardArgs& args;
     GradientParams params;
 
@@ -553,7 +627,7 @@ struct BackwardLaunch {
     template <Sums S>
     static void prepare() {
         using C = Config<S>;
-        static_assert(C::shared_bytes <= Kernel::shared_bytes(Step), "what the host was told");
+        static_assert(C::shared_bytes <= Kernel::shared_bytes(IsRoomy), "what the host was told");
         runtime::prepare(block_backward_kernel<C>, C::shared_bytes);
     }
 
@@ -585,15 +659,15 @@ struct BackwardLaunch {
     }
 };
 
-// act(launch's type) with steps for which the device has shared memory.
+// act(launch's type), roomy where the device has shared memory for that.
 template <Dtype D, int HeadDim, int HeadDimV, bool Splits, class Act>
-void choose_steps(int32_t device, Act act) {
+void choose_room(int32_t device, Act act) {
     using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    constexpr int least = Kernel::least_step, most = Kernel::most_step;
-    if (least == most || runtime::shared_bytes(device) >= Kernel::shared_bytes(most))
-        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, most, Splits>>{});
+    constexpr int least = Kernel::shared_bytes(false), most = Kernel::shared_bytes(true);
+    if (least == most || runtime::shared_bytes(device) >= most)
+        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, true, Splits>>{});
     else
-        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, least, Splits>>{});
+        act(std::type_identity<BackwardLaunch<D, HeadDim, HeadDimV, least == most, Splits>>{});
 }
 
 struct RunAll {
@@ -612,12 +686,12 @@ struct PrepareAll {
 
 template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
 void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::run(const BackwardArgs& args) {
-    choose_steps<D, HeadDim, HeadDimV, Splits>(args.device, RunAll{args});
+    choose_room<D, HeadDim, HeadDimV, Splits>(args.device, RunAll{args});
 }
 template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
 void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::prepare(int32_t device) {
     const runtime::CurrentDevice current(device);
-    choose_steps<D, HeadDim, HeadDimV, Splits>(device, PrepareAll{});
+    choose_room<D, HeadDim, HeadDimV, Splits>(device, PrepareAll{});
     any::BlockBackward<D>::prepare(device);
 }
 

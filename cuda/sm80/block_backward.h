@@ -3,6 +3,7 @@
 #pragma once
 
 #include "plan/kernel.h"
+#include "sm80/column_split.h"
 #include "sm80/split.h"
 
 namespace spattn::sm80 {
@@ -15,20 +16,26 @@ struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
     static constexpr int element_bytes = dtype_row(D).bytes;
     static constexpr bool has_room = element_bytes * HeadDim <= 256;
-    // Registers hold a sum of 256 columns. More are another CTA's, which makes the scores, too.
-    static constexpr int column_parts = HeadDim > 256 ? 2 : 1, part_columns = HeadDim / column_parts;
+    using Columns = ColumnSplit<HeadDim>;  // of each sum
+    static constexpr int column_parts = Columns::parts, part_columns = Columns::of_part;
     static_assert(column_parts == 1 || HeadDim == HeadDimV, "a sum's part has as many columns, whichever it is");
-    // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums.
+    // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums. Of rows
+    // that come in panels, two with those of own tokens.
     static constexpr int first_tiles = has_room ? 2 : 1;
-    static constexpr int shared_bytes(int step) {
-        return element_bytes * (64 * (HeadDim + HeadDimV) + step * (first_tiles * HeadDim + HeadDimV)) +
-               first_tiles * 2 * step * 4;
+    // A CTA is roomy where it may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for A100) it may
+    // not if rows have more than 256 bytes: steps are shorter, or, with sums in parts, rows come in panels, on A100, too.
+    // Rows of float32 without two tiles have steps of 32 tokens everywhere: registers hold two sums beside what belongs
+    // to a step.
+    static constexpr bool in_panels(bool is_roomy) { return column_parts > 1 && !is_roomy; }
+    static constexpr int step(bool is_roomy) {
+        const bool is_long = column_parts > 1 ? !is_roomy : is_roomy && D != Dtype::f32;
+        return has_room || is_long ? 64 : 32;
     }
-    // Tokens of a step: 64 where a CTA may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for
-    // A100) it may not if rows have more than 256 bytes. Such rows of float32 always have steps of 32: registers hold two
-    // sums beside what belongs to a step. Own rows of 1 KiB leave room for 32 tokens on Hopper, and for 16 on A100.
-    static constexpr int least_step = has_room ? 64 : column_parts == 1 ? 32 : 16;
-    static constexpr int most_step = column_parts > 1 ? 32 : D == Dtype::f32 ? least_step : 64;
+    static constexpr int shared_bytes(bool is_roomy) {
+        const int tokens = step(is_roomy), stats = first_tiles * 2 * tokens * 4;
+        if (in_panels(is_roomy)) return element_bytes * 2 * (64 + tokens) * Columns::panel + stats;
+        return element_bytes * (64 * (HeadDim + HeadDimV) + tokens * (first_tiles * HeadDim + HeadDimV)) + stats;
+    }
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);
 };

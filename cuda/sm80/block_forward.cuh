@@ -7,12 +7,14 @@
 //
 //   grid      a CTA has BlockQ rows of a task's query block, and 64 keys a step; two CTAs an SM hide each other's waits
 //   columns   of v and out above 256 are another CTA's, which makes the same scores: registers have no room for more
-//             sums. The two stand side by side in the grid, and share k in L2. Their tiles leave an SM room for one CTA
+//             sums. The two stand side by side in the grid, and share k in L2
 //   a step    v is on its way while s is made, the next k while p and p v are: one tile of each suffices
 //
 //               copy     | v0      | k1      | v1      | k2
 //               products | q k0    | p0 v0   | q k1    | p1 v1
 //
+//             Of 512 columns k comes in four panels and a part of v in two, which take turns in the same two tiles: with
+//             q they have room where a CTA has 99 KiB, and twice on an SM of Hopper
 //   warps     four, of 16 or 32 rows: the more rows, the fewer times k and v are read from shared memory. Scores, p and
 //             out stay in registers; p is the a operand of p v as it stands, and a masked block costs a thread a word
 //             for each 16 rows (tile/fragment.h)
@@ -29,8 +31,8 @@
 //
 // What binds: two warps a scheduler hide their waits and exponentials from the tensor unit by half. Measured (H200,
 // bf16, head_dim 128, L2 cold, TFLOP/s on kept pairs, 2026-11, GEMM 8192^3 792 in the same run): full_16k 337,
-// dilated_16k 53, longnet_128k 185, strided_16k 62; head_dim 512, 8 heads on 4, causal_16k 153, where plain kernels reach
-// 12. No older GPU was tried.
+// dilated_16k 53, longnet_128k 185, strided_16k 62; head_dim 512, 8 heads on 4, causal_16k 188 (153 with all columns of k
+// at once, and a CTA an SM), where plain kernels reach 12. No older GPU was tried.
 // TF32, 16 heads: full_4k 109, window1k_16k 102, at head_dim 64 130 and 104. Split: 61 and 55, at head_dim 64 59 and 51,
 // where plain float32 kernels reach 17, and torch's memory-efficient attention 45 on full_4k in an earlier run. With
 // numbers rounded to nearest before what is left of them is taken, four instructions a word, split ones take 1.25 times
@@ -59,21 +61,28 @@ struct ForwardConfig {
     static constexpr int element_bytes = sizeof(Element);
     using Rows = ElementRows<D>;
     using Kernel = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>;
-    static constexpr int column_parts = Kernel::column_parts, part_columns = Kernel::part_columns;
-    using KeyTile = SharedTile<HeadDim, HeadDim, element_bytes>;
-    using ValueTile = SharedTile<part_columns, part_columns, element_bytes>;
+    using KeyColumns = typename Kernel::KeyColumns;
+    using ValueColumns = typename Kernel::ValueColumns;
+    static constexpr int column_parts = ValueColumns::parts, part_columns = ValueColumns::of_part;
+    using QueryTile = SharedTile<HeadDim, HeadDim, element_bytes>;
+    using QueryPanel = SharedTile<KeyColumns::panel, HeadDim, element_bytes>;
+    using KeyTile = SharedTile<KeyColumns::panel, KeyColumns::panel, element_bytes>;
+    using ValueTile = SharedTile<ValueColumns::panel, ValueColumns::panel, element_bytes>;
+    // What a step brings: panels of k, then of v. Two tiles have them by turns.
+    static constexpr int key_panels = KeyColumns::panels, units = key_panels + ValueColumns::part_panels;
     static constexpr int head_dim = HeadDim, block_q = BlockQ;
     static constexpr int warp_rows = BlockQ / warps, groups = warp_rows / 16;
     static_assert(groups <= 2, "bits of odd rows fill one word");
-    static constexpr int q_bytes = KeyTile::bytes(BlockQ), k_bytes = KeyTile::bytes(step_tokens);
+    static constexpr int q_bytes = QueryTile::bytes(BlockQ);
+    static constexpr int k_bytes = KeyTile::bytes(step_tokens), v_bytes = ValueTile::bytes(step_tokens);
+    static_assert(units == 2 || (units % 2 == 0 && k_bytes == v_bytes), "any panel fits either tile");
     static constexpr int shared_bytes = Kernel::shared_bytes;
-    static_assert(shared_bytes == q_bytes + k_bytes + ValueTile::bytes(step_tokens), "what the host was told");
+    static_assert(shared_bytes == q_bytes + k_bytes + v_bytes, "what the host was told");
     static_assert(shared_bytes >= BlockQ * SumTile<part_columns>::row_bytes, "sums take the place of all tiles");
     static_assert(column_parts == 1 || part_columns == any::Shape<float>::most_columns,
                   "pieces of a pattern have a state for each part of so many columns");
     // An SM; more would leave too few registers, of which p takes twice as many in float32.
-    static constexpr int ctas =
-        column_parts > 1 ? 1 : groups * HeadDimV <= (splits ? 0 : is_float32 ? 64 : 128) ? 3 : 2;
+    static constexpr int ctas = groups * HeadDimV <= (splits ? 0 : is_float32 ? 64 : 128) ? 3 : 2;
 };
 
 struct ForwardParams {
@@ -113,13 +122,13 @@ struct Place {
         return C::column_parts == 1 ? 1 : unsigned(params.column_parts);
     }
     __device__ int first_column() const { return C::column_parts == 1 ? 0 : column_part * C::part_columns; }
-    // v from the part's first column on, and how many columns it has from there.
-    __device__ TensorView values(const ForwardParams& params) const {
-        constexpr int bytes = C::is_float8 ? 1 : C::element_bytes;
-        TensorView v = params.v;
-        v.data = static_cast<char*>(v.data) + bytes * first_column() * v.column;
-        return v;
+    // k or v from a column on.
+    __device__ static TensorView from_column(TensorView x, int column) {
+        x.data = static_cast<char*>(x.data) + (C::is_float8 ? 1 : C::element_bytes) * column * x.column;
+        return x;
     }
+    // v from the part's first column on, and how many columns it has from there.
+    __device__ TensorView values(const ForwardParams& params) const { return from_column(params.v, first_column()); }
     __device__ int value_columns(const ForwardParams& params) const { return params.head_dim_v - first_column(); }
     __device__ int head_kv(const ForwardParams& params) const { return head / params.group; }
     // The token that a row of the CTA writes, and its head.
@@ -204,7 +213,7 @@ struct Forward {
 
     const ForwardParams& params;
     const Place<C> place;
-    const uint32_t q_tile, k_tile, v_tile, sums;  // shared addresses; sums take all tiles' place in the end
+    const uint32_t q_tile, tiles, sums;  // shared addresses; sums take all tiles' place in the end
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * C::warp_rows;
     float out[C::groups][C::part_columns / 2];
     static constexpr int p_words = 32 / tile::operand_values<C::dtype>;
@@ -214,8 +223,7 @@ struct Forward {
         : params(params),
           place(params, blockIdx.x),
           q_tile(shared),
-          k_tile(shared + C::q_bytes),
-          v_tile(k_tile + C::k_bytes),
+          tiles(shared + C::q_bytes),
           sums(shared) {}
 
     __device__ __forceinline__ void run() {
@@ -228,48 +236,52 @@ struct Forward {
         any::TileTokens tokens = any::tokens_of(layout.keys, layout.block_k, layout.seq_k, walk.block);
         if (more) {
             load_q();
-            load_k(tokens, part);
+            load(0, tokens, walk.block, part);
         }
         ptx::cp_async_commit();
-        if (more) load_v(tokens, walk.block, part);
+        if (more) load(1, tokens, walk.block, part);
         ptx::cp_async_commit();
-#pragma unroll
-        for (int g = 0; g < C::groups; ++g)
-#pragma unroll
-            for (int i = 0; i < C::part_columns / 2; ++i) out[g][i] = 0;
+        clear(out);
         bool fresh = true;
         if constexpr (C::is_float32 && !C::splits) {
             ptx::cp_async_wait<1>();
-            round_own_chunks<C::block_q, typename C::KeyTile>(q_tile);
+            round_own_chunks<C::block_q, typename C::QueryTile>(q_tile);
         }
         while (more) {
-            // The first v is on its way, behind the first k.
-            fresh ? ptx::cp_async_wait<1>() : ptx::cp_async_wait<0>();
-            __syncthreads();  // k is there, and everyone is done with v
-            if (!fresh) load_v(tokens, walk.block, part);
-            ptx::cp_async_commit();
-            uint32_t words[C::groups];
+            uint32_t words[C::groups], p[C::groups][p_words][4];
             const bool is_masked = walk.mask != full_block;
-            if (is_masked) read_mask(walk.mask, part, parts, words);
             float s[C::groups][32];
-            multiply_rows<C::dtype, typename C::KeyTile, typename C::KeyTile, C::splits>(q_tile, warp_row, k_tile, s);
-            if (++part == parts) {
-                part = 0;
-                more = walk.next();
-                tokens = any::tokens_of(layout.keys, layout.block_k, layout.seq_k, walk.block);
-            }
-            ptx::cp_async_wait<0>();
-            __syncthreads();  // v is there, and everyone is done with k
-            if (more) load_k(tokens, part);
-            ptx::cp_async_commit();
-            uint32_t p[C::groups][p_words][4];
+            clear(s);
 #pragma unroll
-            for (int g = 0; g < C::groups; ++g) make_probabilities(g, s[g], is_masked, words[g], fresh, p[g]);
-            fresh = false;
-            if constexpr (C::is_float32)
-                FloatProduct<typename C::ValueTile, C::splits>(v_tile).add(p, out);
-            else
-                add_product<C::dtype, typename C::ValueTile>(p, v_tile, out);
+            for (int unit = 0; unit < C::units; ++unit) {
+                if (unit == C::units - 1 && ++part == parts) {
+                    part = 0;
+                    more = walk.next();
+                    tokens = any::tokens_of(layout.keys, layout.block_k, layout.seq_k, walk.block);
+                }
+                // The second unit of the first step is on its way, behind the first.
+                const bool is_ahead = unit == 0 && fresh;
+                is_ahead ? ptx::cp_async_wait<1>() : ptx::cp_async_wait<0>();
+                __syncthreads();  // the unit is there, and everyone is done with the one before
+                if (unit == 0 && is_masked) read_mask(walk.mask, part, parts, words);
+                if (more && !is_ahead) load((unit + 1) % C::units, tokens, walk.block, part);
+                ptx::cp_async_commit();
+                if (unit < C::key_panels) {
+                    add_row_products<C::dtype, typename C::QueryPanel, typename C::KeyTile, C::splits>(
+                        q_tile + unit * C::KeyTile::row_bytes, warp_row, tile_of(unit), s);
+                    continue;
+                }
+                if (unit == C::key_panels) {
+#pragma unroll
+                    for (int g = 0; g < C::groups; ++g) make_probabilities(g, s[g], is_masked, words[g], fresh, p[g]);
+                    fresh = false;
+                }
+                if constexpr (C::is_float32)
+                    FloatProduct<typename C::ValueTile, C::splits>(tile_of(unit)).add(p, out);
+                else
+                    add_product<C::dtype, typename C::ValueTile>(p, tile_of(unit), out,
+                                                                 (unit - C::key_panels) * C::ValueTile::columns);
+            }
         }
         finish();
     }
@@ -279,41 +291,50 @@ struct Forward {
         const typename C::Rows q(params.q, place.batch, place.head, params.head_dim, params.q_is_wide);
         const auto tokens = any::tokens_of(layout.queries, layout.block_q, layout.seq_q, place.task.row);
         if (place.tile.bits == 0)
-            load_rows<C::block_q, typename C::KeyTile>(q_tile, q, {tokens, place.first_row});
+            load_rows<C::block_q, typename C::QueryTile>(q_tile, q, {tokens, place.first_row});
         else
             load_rows_of_heads(q_tile, q, params.q.head, tokens, place.tile, place.first_row);
     }
     // Once a task, element by element. Static, and all by value: `this` would keep the sums in memory.
     __device__ __noinline__ static void load_rows_of_heads(uint32_t to, typename C::Rows q, int64_t head_stride,
                                                            any::TileTokens tokens, any::TileRows tile, int first_row) {
-        constexpr int chunks = C::KeyTile::chunks;
+        constexpr int chunks = C::QueryTile::chunks;
         const char* const first = q.data;
         for (int at = threadIdx.x; at < C::block_q * chunks; at += threads) {
             const int row = at / chunks, chunk = at % chunks, in_tile = first_row + row;
             q.data = first + C::element_bytes * tile.head(in_tile) * head_stride;
-            copy_chunk(C::KeyTile::at(to, row, chunk), q, tokens.at(tile.place(in_tile)), q.in_chunk * chunk);
+            copy_chunk(C::QueryTile::at(to, row, chunk), q, tokens.at(tile.place(in_tile)), q.in_chunk * chunk);
         }
     }
-    __device__ __forceinline__ void load_k(const any::TileTokens& tokens, int part) {
-        load_keys<typename C::KeyTile>(k_tile, params.k, params.k_scales, params.head_dim, params.k_is_wide,
-                                       {tokens, part * step_tokens});
-    }
-    // Rows of v that no query sees are 0: what they hold would reach every row, which would all need a repair.
-    __device__ __forceinline__ void load_v(const any::TileTokens& tokens, int block, int part) {
+    __device__ __forceinline__ uint32_t tile_of(int unit) const { return tiles + unit % 2 * C::k_bytes; }
+    // A unit of a step of these tokens, part of that block.
+    __device__ __forceinline__ void load(int unit, const any::TileTokens& tokens, int block, int part) {
+        TokenRange range{tokens, part * step_tokens};
+        if (unit < C::key_panels) {
+            load_panel<typename C::KeyTile>(tile_of(unit), params.k, params.k_scales, unit * C::KeyTile::columns,
+                                            params.head_dim, params.k_is_wide, range);
+            return;
+        }
+        // Rows of v that no query sees are 0: what they hold would reach every row, which would all need a repair.
         const LiveView& live = params.layout.live_keys;
         const int set = live.set_of ? live.set_of[place.kind * params.layout.by_key.rows + block] : all_live;
-        const uint64_t word = set == all_live ? ~uint64_t(0) : live.sets[set * live.words + part];
-        load_keys<typename C::ValueTile>(v_tile, place.values(params), params.v_scales, place.value_columns(params),
-                                         params.v_is_wide, {tokens, part * step_tokens, word});
+        if (set != all_live) range.live = live.sets[set * live.words + part];
+        const int first = place.first_column() + (unit - C::key_panels) * C::ValueTile::columns;
+        load_panel<typename C::ValueTile>(tile_of(unit), params.v, params.v_scales, first, params.head_dim_v,
+                                          params.v_is_wide, range);
     }
+    // Columns of k or v from `first` on.
     template <class Tile>
-    __device__ __forceinline__ void load_keys(uint32_t to, const TensorView& x, const TensorView& scales, int columns,
-                                              bool is_wide, const TokenRange& range) {
+    __device__ __forceinline__ void load_panel(uint32_t to, const TensorView& x, const TensorView& scales, int first,
+                                               int columns, bool is_wide, const TokenRange& range) {
         const int head_kv = place.head_kv(params);
+        const TensorView from = Place<C>::from_column(x, first);
         if constexpr (C::is_float8)
-            load_float8_rows<C::dtype, step_tokens, Tile>(to, {x, scales, place.batch, head_kv}, columns, is_wide, range);
+            load_float8_rows<C::dtype, step_tokens, Tile>(to, {from, scales, place.batch, head_kv}, columns - first,
+                                                          is_wide, range);
         else
-            load_rows<step_tokens, Tile>(to, typename C::Rows(x, place.batch, head_kv, columns, is_wide), range);
+            load_rows<step_tokens, Tile>(to, typename C::Rows(from, place.batch, head_kv, columns - first, is_wide),
+                                         range);
     }
 
     // A thread's 32 bits of a step for each 16 rows.

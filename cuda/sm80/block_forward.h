@@ -3,6 +3,7 @@
 #pragma once
 
 #include "plan/kernel.h"
+#include "sm80/column_split.h"
 #include "sm80/split.h"
 
 namespace spattn::sm80 {
@@ -12,10 +13,10 @@ namespace spattn::sm80 {
 // rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits = false>
 struct BlockForward {
-    // Registers hold sums of 256 columns. More are another CTA's, which makes the scores, too; where a problem has no more
-    // columns there is none.
-    static constexpr int column_parts = HeadDimV > 256 ? 2 : 1, part_columns = HeadDimV / column_parts;
-    static constexpr int shared_bytes = dtype_row(D).bytes * (BlockQ * HeadDim + 64 * (HeadDim + part_columns));
+    using KeyColumns = ColumnSplit<HeadDim>;
+    using ValueColumns = ColumnSplit<HeadDimV>;  // a problem that has no columns of the second part has no CTAs for it
+    static constexpr int shared_bytes =
+        dtype_row(D).bytes * (BlockQ * HeadDim + 64 * (KeyColumns::panel + ValueColumns::panel));
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);
 };

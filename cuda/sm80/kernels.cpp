@@ -41,7 +41,7 @@ const char* products_fit(const Problem& p) {
 // ---- forward ----
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
 const char* block_forward_fits(const Problem& p) {
-    constexpr int column_parts = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::column_parts;
+    constexpr int column_parts = BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::ValueColumns::parts;
     if (const char* why = products_fit<D, Splits>(p)) return why;
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p, column_parts)) return why;
     if (const char* why = any::tile_heads_fit<Heads>(p)) return why;
@@ -55,9 +55,9 @@ const char* block_forward_fits(const Problem& p) {
 // causal attention at 16K.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
 Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
-    constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::part_columns;
+    constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::ValueColumns::of_part;
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
-    constexpr double flops_per_cycle = HeadDim > 256     ? 1050
+    constexpr double flops_per_cycle = HeadDim > 256     ? 1300
                                        : D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
                                        : Splits        ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
                                        : HeadDim <= 64 ? (BlockQ == 128 ? 460 : 375)
@@ -236,7 +236,7 @@ Kernel block_backward(const char* name) {
             .permute = tile::permute_to_both_fragments,
             .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
-            .runs_here = runs_here<K::shared_bytes(K::least_step)>,
+            .runs_here = runs_here<K::shared_bytes(false)>,
             .fits = block_backward_fits<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
             .cost = block_backward_cost<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
             .workspace = block_backward_workspace,

@@ -221,21 +221,25 @@ __device__ __forceinline__ void add_product(float* d, float* rest, const Operand
     ptx::mma(d, a.words, b.words[first], b.words[second], tag);
 }
 
-// s[g][...] of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
-// times the step's, whose rows may lie further apart. A chunk of four float32 is loaded as one of eight 16-bit elements
-// is, and each thread then has what that product wants of it. Own rows that are rounded to TF32 are so already: they
-// meet every step. Scores decide most of the error of split float32, and have sums of what is left of numbers beside
-// them: they are then rounded towards 0 once for eight columns, instead of three times.
-template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, int Groups, int Values>
-__device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
-    const uint32_t b_at = StepTile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    float rest[Groups][Splits ? Values : 8] = {};
+template <int Groups, int Values>
+__device__ __forceinline__ void clear(float (&s)[Groups][Values]) {
 #pragma unroll
     for (int g = 0; g < Groups; ++g)
 #pragma unroll
         for (int i = 0; i < Values; ++i) s[g][i] = 0;
+}
+
+// s[g][...] += of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
+// times the step's; rows of either may lie further apart. A chunk of four float32 is loaded as one of eight 16-bit elements
+// is, and each thread then has what that product wants of it. Own rows that are rounded to TF32 are so already: they
+// meet every step. Scores decide most of the error of split float32, and have sums of what is left of numbers beside
+// them: they are then rounded towards 0 once for eight columns, instead of three times.
+template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, int Groups, int Values>
+__device__ __forceinline__ void add_row_products(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
+    const uint32_t b_at = StepTile::at(step, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    float rest[Groups][Splits ? Values : 8] = {};
 #pragma unroll
     for (int k = 0; k < Tile::chunks / 2; ++k) {
         uint32_t own_words[Groups][4];
@@ -262,10 +266,18 @@ __device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t st
             for (int i = 0; i < Values; ++i) s[g][i] += rest[g][i];
 }
 
-// sums += p . step, whose rows are tokens: p as multiply_rows leaves it, packed.
-template <Dtype D, class Tile, int Groups, int Words>
+// The products themselves.
+template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, int Groups, int Values>
+__device__ __forceinline__ void multiply_rows(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
+    clear(s);
+    add_row_products<D, Tile, StepTile, Splits>(own, row, step, s);
+}
+
+// sums += p . step, whose rows are tokens: p as multiply_rows leaves it, packed. The step's columns are the sums' from
+// `first` on.
+template <Dtype D, class Tile, int Groups, int Words, int Values>
 __device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][Words][4], uint32_t step,
-                                            float (&sums)[Groups][Tile::columns / 2]) {
+                                            float (&sums)[Groups][Values], int first = 0) {
     const int lane = threadIdx.x % 32;
     const uint32_t b_at = Tile::at(step, lane % 16, lane / 16);
 #pragma unroll
@@ -276,8 +288,9 @@ __device__ __forceinline__ void add_product(const uint32_t (&p)[Groups][Words][4
             ptx::load_matrix_x4_transposed(b, Tile::further(b_at, c) + k * Tile::bytes16);
 #pragma unroll
             for (int g = 0; g < Groups; ++g) {
-                ptx::mma(&sums[g][8 * c], p[g][k], b[0], b[1], tile::MatrixTag<D>{});
-                ptx::mma(&sums[g][8 * c + 4], p[g][k], b[2], b[3], tile::MatrixTag<D>{});
+                float* const to = &sums[g][first / 2 + 8 * c];
+                ptx::mma(to, p[g][k], b[0], b[1], tile::MatrixTag<D>{});
+                ptx::mma(to + 4, p[g][k], b[2], b[3], tile::MatrixTag<D>{});
             }
         }
 }
