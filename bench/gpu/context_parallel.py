@@ -6,13 +6,15 @@
 
 It needs torch and the library's Python package (torch.distributed carries NCCL). Of a case, on tensors N(0,1): the passes
 of sparseattn.torch.attention on one GPU, and of ContextParallel on all, keys and values sent included; out and gradients
-of both are compared, and must be equal as far as roundings of parts let them (`max_difference`, absolute). `received`
+of both are compared, and must be equal as far as roundings of parts let them (`max_difference`, absolute). `float8`: passes
+are those of float8_attention, with such scales, and round operands themselves. `received`
 is how many tokens a GPU receives, of those that others hold: all of them is what gathering keys would send. `*_peak_mib`
 is the memory of torch at its highest, operands included, in a forward and a backward. With --torch, torch's own context
 parallelism (a ring of its SDPA) takes causal attention, too, as `torch_*`, and must find the same out. Medians of calls on warm memory, in
 milliseconds, of the slowest GPU. A JSON line for each case goes to <out>/<gpu>_x<gpus>_context_parallel.jsonl.
 """
 import fnmatch
+import functools
 import json
 import os
 import tempfile
@@ -40,6 +42,7 @@ class Case(typing.NamedTuple):
     heads_kv: int = 16
     head_dim: int = 128
     ranges: str = "zigzag"
+    float8: str | None = None  # whose operands are rounded to float8: who has a scale, "heads" or "rows"
 
 
 CASES = [
@@ -51,6 +54,9 @@ CASES = [
     Case("dilated_128k", "causal & dilated(1008,0,16)", 131072, ranges="contiguous"),
     Case("bigbird_128k", "bigbird(64,3,2,3,0)", 131072, ranges="contiguous"),
     Case("causal_64k_gqa8", "causal", 65536, heads=32, heads_kv=4),
+    Case("causal_64k_float8", "causal", 65536, float8="heads"),
+    Case("causal_64k_float8_rows", "causal", 65536, float8="rows"),
+    Case("window4k_128k_float8", "causal & window(4095,0)", 131072, ranges="contiguous", float8="heads"),
 ]
 
 
@@ -129,16 +135,19 @@ def run_case(case, beside_torch):
     parallel = sat.ContextParallel(case.pattern, case.seq, ranges=case.ranges)
     setup = time.monotonic() - begin
     own = [parallel.local(x) for x in whole]
-    shared = run_passes(parallel.attention, *own)
-    alone = run_passes(lambda q, k, v: sat.attention(q, k, v, case.pattern), *whole)
+    options = {} if case.float8 is None else {"scales": case.float8}
+    of_all, of_one = (parallel.attention, sat.attention) if case.float8 is None else \
+        (parallel.float8_attention, sat.float8_attention)
+    shared = run_passes(functools.partial(of_all, **options), *own)
+    alone = run_passes(lambda q, k, v: of_one(q, k, v, case.pattern, **options), *whole)
     worst = max(difference(name, x.float(), parallel.local(y).float())
                 for name, x, y in zip(("out", "dq", "dk", "dv"), shared.results, alone.results))
-    is_torchs = case.pattern == "causal" and case.heads == case.heads_kv
+    is_torchs = case.pattern == "causal" and case.heads == case.heads_kv and case.float8 is None
     of_torch = run_torch(whole, of_zigzag(alone.results[0])) if beside_torch and is_torchs else {}
     most = torch.tensor([worst, parallel.received, setup * 1e3], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return {"case": case.name, "pattern": case.pattern, "shape": [1, case.heads, case.heads_kv, case.seq, case.head_dim],
-            "dtype": "bf16", "gpus": parallel.size, "ranges": case.ranges, "received": int(most[1]),
+            "dtype": "bf16", "float8": case.float8, "gpus": parallel.size, "ranges": case.ranges, "received": int(most[1]),
             "others": case.seq - parallel.tokens, "setup_ms": round(most[2].item(), 1),
             "forward_ms": round(shared.forward_ms, 3), "backward_ms": round(shared.backward_ms, 3),
             "peak_mib": shared.peak_mib, "one_gpu_forward_ms": round(alone.forward_ms, 3),
