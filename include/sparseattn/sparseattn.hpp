@@ -378,12 +378,15 @@ struct Extent {
     int64_t batch = 1, heads = 1;
     std::optional<int64_t> q_offset;       // seq_k - seq_q
     int64_t block_q = 64, block_k = 64;    // unit of the block counts
+    spattn_cancel_fn cancel = nullptr;     // as in sparseattn.h: what ends a question early
+    void* cancel_user = nullptr;
 
     spattn_extent c() const {
         spattn_extent extent = detail::sized<spattn_extent>();
         extent.flags = q_offset ? SPATTN_EXTENT_Q_OFFSET : 0;
         extent.batch = batch, extent.heads = heads, extent.seq_q = seq_q, extent.seq_k = seq_k;
         extent.q_offset = q_offset.value_or(0), extent.block_q = block_q, extent.block_k = block_k;
+        extent.cancel = cancel, extent.cancel_user = cancel_user;
         return extent;
     }
 };

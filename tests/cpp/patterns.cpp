@@ -133,6 +133,22 @@ TEST(questions) {
     CHECK(columns.keeps(two_keys, 2, 0) && !columns.keeps(two_keys, 1, 0));
 }
 
+TEST(a_question_can_be_cancelled) {
+    sa::Extent long_one;
+    long_one.seq_q = long_one.seq_k = 1 << 24;
+    int asked = 0;
+    long_one.cancel = [](void* user) { return int32_t(++*static_cast<int*>(user)); };
+    long_one.cancel_user = &asked;
+    spattn_status status = SPATTN_OK;
+    try {
+        (sa::causal() & sa::logsparse()).stats(long_one);
+    } catch (const sa::Error& e) {
+        status = e.status();
+    }
+    CHECK_EQ(status, SPATTN_E_CANCELLED);
+    CHECK_EQ(asked, 1);
+}
+
 TEST(predicates_and_what_they_throw) {
     const auto keep = [](int64_t head, int64_t q, int64_t k) { return (q + k) % 2 == head; };
     const sa::Pattern pattern = sa::predicate(keep, 2, 12, 12);

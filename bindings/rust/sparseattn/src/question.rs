@@ -2,6 +2,8 @@
 //! Where a question is asked of a pattern, and what is answered.
 use crate::error::{size, sized, Error, ErrorKind, Result};
 use crate::sys;
+use std::ffi::c_void;
+use std::panic::catch_unwind;
 
 /// The rectangle on which a question is asked. `usize` is so many queries and keys, `(usize, usize)` queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,12 +14,13 @@ pub struct Extent {
     seq_k: usize,
     q_offset: Option<i64>,
     blocks: (usize, usize),
+    cancel: Option<fn() -> bool>,
 }
 
 impl Extent {
     /// One batch entry and head; the queries align to the end of the keys; blocks of 64 by 64.
     pub fn new(seq_q: usize, seq_k: usize) -> Self {
-        Extent { batch: 1, heads: 1, seq_q, seq_k, q_offset: None, blocks: (64, 64) }
+        Extent { batch: 1, heads: 1, seq_q, seq_k, q_offset: None, blocks: (64, 64), cancel: None }
     }
     /// Batch entries.
     pub fn batch(mut self, batch: usize) -> Self {
@@ -39,6 +42,22 @@ impl Extent {
         self.blocks = (block_q, block_k);
         self
     }
+    /// What is asked some 20 ms apart while the question is answered: `true` ends it with
+    /// [`ErrorKind::Cancelled`]. It must not panic, which ends the process.
+    ///
+    /// ```
+    /// use sparseattn::{causal, logsparse, ErrorKind, Extent};
+    /// use std::sync::atomic::{AtomicBool, Ordering};
+    /// static STOP: AtomicBool = AtomicBool::new(false);
+    /// STOP.store(true, Ordering::Relaxed); // by whoever waits no longer
+    /// let extent = Extent::new(1 << 24, 1 << 24).cancel(|| STOP.load(Ordering::Relaxed));
+    /// let slow = (causal() & logsparse()).stats(extent);
+    /// assert_eq!(slow.err().unwrap().kind(), ErrorKind::Cancelled);
+    /// ```
+    pub fn cancel(mut self, cancel: fn() -> bool) -> Self {
+        self.cancel = Some(cancel);
+        self
+    }
 
     pub(crate) fn c(&self) -> sys::spattn_extent {
         let mut extent = sized!(sys::spattn_extent);
@@ -47,6 +66,10 @@ impl Extent {
         (extent.seq_q, extent.seq_k) = (size(self.seq_q), size(self.seq_k));
         extent.q_offset = self.q_offset.unwrap_or(0);
         (extent.block_q, extent.block_k) = (size(self.blocks.0), size(self.blocks.1));
+        if let Some(cancel) = self.cancel {
+            extent.cancel = Some(ask);
+            extent.cancel_user = cancel as *mut c_void;
+        }
         extent
     }
 
@@ -59,6 +82,16 @@ impl Extent {
             return Err(Error::new(ErrorKind::Range, "extent", message));
         }
         Ok(shape)
+    }
+}
+
+unsafe extern "C" fn ask(user: *mut c_void) -> i32 {
+    // SAFETY: it is what c() made of such a function, which has the size of a pointer.
+    let cancel = std::mem::transmute::<*mut c_void, fn() -> bool>(user);
+    // A panic must not cross C.
+    match catch_unwind(cancel) {
+        Ok(stop) => stop.into(),
+        Err(_) => std::process::abort(),
     }
 }
 
