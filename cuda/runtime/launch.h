@@ -22,23 +22,28 @@ struct Shape {
     unsigned cluster = 1;  // blocks of one, which divide all of them
 };
 
-// Launches a kernel with an attribute that <<< >>> cannot say.
+// Launches a kernel with attributes that <<< >>> cannot say.
 template <class... Params>
-void launch_with(cudaLaunchAttribute& attribute, void (*kernel)(Params...), const Shape& shape, void* stream,
-                 const Params&... params) {
+void launch_with(cudaLaunchAttribute* attributes, unsigned count, void (*kernel)(Params...), const Shape& shape,
+                 void* stream, const Params&... params) {
     cudaLaunchConfig_t config{};
     config.gridDim = shape.blocks, config.blockDim = shape.threads, config.dynamicSmemBytes = shape.shared_bytes;
-    config.stream = static_cast<cudaStream_t>(stream), config.attrs = &attribute, config.numAttrs = 1;
+    config.stream = static_cast<cudaStream_t>(stream), config.attrs = attributes, config.numAttrs = count;
     check(cudaLaunchKernelEx(&config, kernel, params...), "cudaLaunchKernelEx");
+}
+
+inline cudaLaunchAttribute cluster_of(const Shape& shape) {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {shape.cluster, 1, 1};
+    return cluster;
 }
 
 template <class... Params>
 void launch(void (*kernel)(Params...), const Shape& shape, void* stream, const Params&... params) {
     if (shape.cluster > 1) {
-        cudaLaunchAttribute cluster{};
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim = {shape.cluster, 1, 1};
-        return launch_with(cluster, kernel, shape, stream, params...);
+        cudaLaunchAttribute attributes[] = {cluster_of(shape)};
+        return launch_with(attributes, 1, kernel, shape, stream, params...);
     }
     kernel<<<shape.blocks, shape.threads, shape.shared_bytes, static_cast<cudaStream_t>(stream)>>>(params...);
     check(cudaGetLastError(), "kernel launch");
@@ -51,7 +56,8 @@ void launch_early(void (*kernel)(Params...), const Shape& shape, void* stream, c
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    launch_with(early, kernel, shape, stream, params...);
+    cudaLaunchAttribute attributes[] = {early, cluster_of(shape)};
+    launch_with(attributes, shape.cluster > 1 ? 2 : 1, kernel, shape, stream, params...);
 }
 
 inline void clear(void* memory, size_t bytes, void* stream) {

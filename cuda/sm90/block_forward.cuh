@@ -508,9 +508,8 @@ void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args)
     const runtime::Shape shape{unsigned(tiles * C::tile_ctas), unsigned(C::threads), sizeof(typename C::Shared),
                                unsigned(C::tile_ctas)};
     const bool counts = params.tasks.num_tasks > 2 * tiles, packs = packed_places(args.layout) > 0;
-    constexpr bool may_begin_early = !C::in_pair;  // clusters begin when the grid ahead has ended
     if (!counts && !packs) {
-        params.begins_early = may_begin_early && args.layout.spans != nullptr;  // calls on a cache alone have them
+        params.begins_early = args.layout.spans != nullptr;  // calls on a cache alone have them
         params.begins_early ? runtime::launch_early(kernel, shape, args.stream, params)
                             : runtime::launch(kernel, shape, args.stream, params);
         return;
@@ -519,8 +518,7 @@ void launch_forward(void (*kernel)(typename C::Params), const ForwardArgs& args)
     if constexpr (C::any_order)
         if (packs) pack_keys(args, space, C::dtype, params);
     if (!packs) runtime::launch(clear_counter_kernel, counter_shape, args.stream, params.next_task);
-    may_begin_early ? runtime::launch_early(kernel, shape, args.stream, params)
-                    : runtime::launch(kernel, shape, args.stream, params);
+    runtime::launch_early(kernel, shape, args.stream, params);
 }
 
 template <class C>
