@@ -126,7 +126,7 @@ void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* riva
         listed.push_back({&kernel, Order::listed, ""});
         const auto loses_with = [&](const LayoutStats& least) { return loses(kernel, least, clearly_less * mark->us); };
         if (loses_with(make_least_stats(problem_, summary().counts, kernel, 1)) ||
-            loses_with(measured_.at(make_least_listed_stats, counted(kernel, Order::plain), kernel)))
+            loses_with(measured_.at(make_least_listed_stats, plain_or_coarser(plain), kernel)))
             listed.back().refused = text("could not beat ", mark->name, " with what it would list");
         else
             price(listed.back(), rival, mark);
@@ -263,10 +263,12 @@ std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival,
     const Kernel& kernel = *candidate.kernel;
     const auto beaten = [&](const char* with) { return text("could not beat ", mark.name, " ", with); };
     if (kernel.block_q == 0) {
+        if (!rival) return "";
         double pairs = 0;
-        for (size_t i = 0; rival && i < rival->summaries.size(); ++i) pairs += rival->summaries[i].counts.pairs;
+        for (const Summary& piece : rival->summaries) pairs += piece.counts.pairs;
         const LayoutStats least = make_gather_stats(problem_, pairs, true);
-        return rival && loses(kernel, least, mark.us) ? beaten("with its lists") : "";
+        if (loses(kernel, least, mark.us)) return beaten("with its lists");
+        return kernel.family == Family::gather ? refuse_lists(least) : "";
     }
     for (const Summary& p : rival ? rival->summaries : std::vector<Summary>{summary()}) {
         const int32_t modulus = candidate.order == Order::plain     ? p.modulus
@@ -319,6 +321,13 @@ const Lowered& Chooser::counted(const Kernel& kernel, Order order) {
                            : lowering_.has_packed() ? Order::packed
                                                     : Order::plain;
     return lowering_.counted({nominal_block, nominal_block, cheapest, Owner::queries});
+}
+
+// The plain layout of a candidate. Where this one lost unmade, the larger blocks that told so: the lists of smaller ones
+// may be far longer.
+const Lowered& Chooser::plain_or_coarser(const Candidate& plain) {
+    const Lowered* coarse = plain.refused.empty() ? nullptr : lowering_.coarser(form(*plain.kernel, Order::plain));
+    return coarse && !coarse->outline ? *coarse : counted(*plain.kernel, Order::plain);
 }
 
 PiecePlan Chooser::complete(std::vector<Candidate> candidates) {

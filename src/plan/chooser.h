@@ -82,6 +82,7 @@ private:
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
     const Lowered& counted(const Kernel& kernel, Order order);
+    const Lowered& plain_or_coarser(const Candidate& plain);
     // Heads that rows work on at once, all or a portion, with the layout that they see.
     struct Heads {
         const Problem& problem;

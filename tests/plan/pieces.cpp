@@ -51,6 +51,28 @@ TEST(counts_of_pieces_are_those_of_the_whole) {
     check::context.clear();
 }
 
+// What the pieces keep tells how long lists of the whole would be: nothing is lowered to learn that, nor are its blocks
+// looked at any further.
+TEST(lists_that_are_too_long_are_known_from_the_pieces) {
+    std::vector<Kernel> rows = imaginary::kernels();
+    rows.push_back(imaginary::forward_row("near_block_forward_f32_32x32", 32));
+    Kernel gather = imaginary::forward_row("near_gather_forward_f32", 0);
+    gather.family = Family::gather;
+    gather.cost = [](const Problem&, const LayoutStats&, const Machine&) { return Cost{1, "compute"}; };
+    rows.push_back(gather);
+    const PatternRef pattern = parse_pattern("causal & (window(128,0) | strided(128))");
+    const PassPlan pass = compile_plan(*pattern, imaginary::problem(262144, 262144), options_of(false), rows).forward;
+    CHECK_EQ(pass.pieces.size(), size_t(2));
+    bool is_met = false;
+    for (const Candidate& c : pass.whole) {
+        CHECK(c.order != Order::listed);
+        if (c.kernel->family != Family::gather) continue;
+        is_met = true;
+        CHECK(has(c.refused, "token lists of up to"));
+    }
+    CHECK(is_met);
+}
+
 // However heads are cut, each is in one portion, whole groups where they must be, and a portion's first head is the one
 // behind those of the portion before.
 TEST(portions_have_every_head_once) {
