@@ -16,6 +16,9 @@ LayoutView PiecePlan::layout_view() const { return place_piece(*this, PointAtHos
 namespace {
 
 constexpr int64_t carried_alignment = 256;  // of what follows what pieces hand on
+// A portion takes at least one of so many shares of ample scratch: of 1009 batch entries only single ones are equal
+// portions, and perhaps too small for many threads.
+constexpr size_t smallest_portion = 16;
 
 // Rows of blocks do. Calls that bring lists, or are on a cache, make one layout for all heads; and rows of tokens read
 // lists of all heads.
@@ -140,7 +143,7 @@ private:
         all += plan.carried;
         const bool is_forward = plan.pieces[0].kernel->pass == Pass::forward;
         const Portions portions(p, int64_t((all + ample - 1) / ample), is_forward && plan.carried > 0);
-        if (portions.count < 2) return;
+        if (portions.count < 2 || all / size_t(portions.count) < ample / smallest_portion) return;
         std::vector<PortionTasks> tasks;
         for (size_t i = 0; i < choosers.size(); ++i) {
             tasks.push_back(choosers[i]->cut_heads(plan.pieces[i], portions));

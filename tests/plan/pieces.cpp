@@ -113,6 +113,11 @@ TEST(passes_with_much_scratch_go_in_portions) {
     CHECK(some.forward.workspace <= options.ample_scratch);
     CHECK_EQ(some.forward.pieces[0].portions.schedules.size(), size_t(1));
     CHECK(has(explain(some), "4 of 2 heads, one after the other"));
+    p.batch = 61;
+    options.ample_scratch = plan_of(strided_attention, p, options_of(true)).forward.workspace / 2;
+    CHECK(!plan_of(strided_attention, p, options).forward.portions);
+    options.ample_scratch /= 16;
+    CHECK_EQ(plan_of(strided_attention, p, options).forward.portions->count, int64_t(61));
 }
 
 TEST(what_pieces_would_not_serve_stays_whole) {
