@@ -45,7 +45,7 @@ HostTensor read_host_tensor(const spattn_tensor* tensor, const char* argument, s
     result.dtype = t.dtype;
     result.shape.assign(t.shape, t.shape + t.ndim);
     result.strides = tensor_strides(t, argument);
-    result.data = tensor_data(t, argument);
+    result.data = tensor_data(t, argument, result.strides);
     return result;
 }
 

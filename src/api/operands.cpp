@@ -206,7 +206,7 @@ std::array<int64_t, max_axes> Operands::place(const spattn_tensor* tensor, const
     check_dtype(t, argument, accepted);
     check_shape(t, argument, shape);
     const auto strides = tensor_strides(t, argument);
-    data_ = tensor_data(t, argument);
+    data_ = tensor_data(t, argument, strides);
     is_absent_ = std::find(shape.begin(), shape.end(), 0) != shape.end();
     StridedBytes bytes{reinterpret_cast<uintptr_t>(data_), t.dtype.bits / 8};
     for (size_t i = 0; i < shape.size(); ++i) bytes.axes[i] = {shape[i], strides[i] * bytes.element};

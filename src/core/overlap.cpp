@@ -61,6 +61,9 @@ private:
     int count_ = 0, steps_ = 0;
 };
 
+// Bytes: beyond what a tensor spans whose strides tensor_strides() has checked. Sums of a few do not overflow.
+constexpr uintptr_t longest_span = uintptr_t(1) << 61;
+
 bool is_empty(const StridedBytes& t) {
     return std::any_of(t.axes.begin(), t.axes.end(), [](const StridedBytes::Axis& a) { return a.size == 0; });
 }
@@ -69,10 +72,12 @@ bool is_empty(const StridedBytes& t) {
 
 bool overlaps(const StridedBytes& a, const StridedBytes& b) {
     if (is_empty(a) || is_empty(b)) return false;
+    const uintptr_t apart = a.begin > b.begin ? a.begin - b.begin : b.begin - a.begin;
+    if (apart > longest_span) return false;
     Search search(-a.element, b.element);
     for (const auto& axis : a.axes) search.add(axis.stride, 0, axis.size - 1);
     for (const auto& axis : b.axes) search.add(axis.stride, -(axis.size - 1), 0);
-    return search.reaches(int64_t(a.begin) - int64_t(b.begin));
+    return search.reaches(a.begin > b.begin ? int64_t(apart) : -int64_t(apart));
 }
 
 bool overlaps_itself(const StridedBytes& t) {

@@ -28,6 +28,14 @@ std::array<int64_t, max_axes> compact_strides(const spattn_tensor& t) {
     return strides;
 }
 
+// From the first byte of a tensor to behind the last; 0 where it has no element.
+uint64_t span_bytes(const spattn_tensor& t, std::span<const int64_t> strides) {
+    if (elements(t) == 0) return 0;
+    uint64_t last = 0;
+    for (int i = 0; i < t.ndim; ++i) last += uint64_t(strides[size_t(i)]) * uint64_t(t.shape[i] - 1);
+    return (last + 1) * (t.dtype.bits / 8u);
+}
+
 }  // namespace
 
 std::string describe_device(spattn_device d) {
@@ -92,13 +100,17 @@ std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& t, const char*
     return strides;
 }
 
-void* tensor_data(const spattn_tensor& t, const char* argument) {
+void* tensor_data(const spattn_tensor& t, const char* argument, std::span<const int64_t> strides) {
     if (!t.data) {
         if (elements(t) == 0) return nullptr;
         fail(SPATTN_E_NULL, argument, "has NULL data");
     }
+    const uintptr_t bytes = t.dtype.bits / 8u, room = UINTPTR_MAX - reinterpret_cast<uintptr_t>(t.data);
+    if (t.byte_offset > room || span_bytes(t, strides) > room - t.byte_offset)
+        fail(SPATTN_E_LAYOUT, argument,
+             text("has byte_offset ", t.byte_offset, ", from where it reaches beyond the address space; accepted: ",
+                  "data + byte_offset and all elements in it"));
     char* data = static_cast<char*>(t.data) + t.byte_offset;
-    const uintptr_t bytes = t.dtype.bits / 8u;
     if (bytes && reinterpret_cast<uintptr_t>(data) % bytes)
         fail(SPATTN_E_LAYOUT, argument,
              text("starts at an address that is ", reinterpret_cast<uintptr_t>(data) % bytes, " modulo ", bytes,

@@ -25,7 +25,8 @@ void check_shape(const spattn_tensor& tensor, const char* argument, std::span<co
 // Strides in elements, compact where NULL, 0 on axes of size 1. Negative strides and extents that overflow are errors.
 std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& tensor, const char* argument);
 
-// data + byte_offset, aligned to the element; NULL only where the tensor has no element.
-void* tensor_data(const spattn_tensor& tensor, const char* argument);
+// data + byte_offset, aligned to the element; NULL only where the tensor has no element. The strides are those of
+// tensor_strides(): nothing of the tensor lies beyond the address space.
+void* tensor_data(const spattn_tensor& tensor, const char* argument, std::span<const int64_t> strides);
 
 }  // namespace spattn

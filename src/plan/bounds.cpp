@@ -87,20 +87,24 @@ LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& pla
     const bool by_key = kernel.owner() == Owner::keys;
     if (plain.outline) return plain.outline->stats(by_key).least_listed;
     const Layout& layout = *plain.layout;
-    LayoutStats stats = plain_stats;
+    const bool is_finer = kernel.block_q < layout.block_q || kernel.block_k < layout.block_k;
+    LayoutStats stats = is_finer ? make_finer_stats(plain, plain_stats, kernel) : plain_stats;
     const std::vector<double> weights = weigh_masks(layout, by_key ? layout.by_key : layout.by_query);
-    const double own_block = by_key ? layout.block_k : layout.block_q;
-    const double other_block = by_key ? layout.block_q : layout.block_k;
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const MaskTokens tokens = count_tokens(layout, mask);
+    const double own_block = by_key ? kernel.block_k : kernel.block_q;
+    const double other_block = by_key ? kernel.block_q : kernel.block_k;
+    const auto shrink = [&](int32_t mask, int32_t query, int32_t key) {
+        const MaskTokens tokens = count_tokens(layout, mask, {query, kernel.block_q, key, kernel.block_k});
         const double own = by_key ? tokens.keys : tokens.queries, other = by_key ? tokens.queries : tokens.keys;
-        if (2 * own > own_block && 2 * other > other_block) continue;
+        if (own == 0 || (2 * own > own_block && 2 * other > other_block)) return;
         const double weight = weights[size_t(mask) + 1], share = own * other / (own_block * other_block);
         stats.visited -= weight * (1 - share) * own_block * other_block;
         stats.blocks -= weight * (1 - share);
         stats.masked -= weight * (1 - share);
         stats.gathered += 2 * other <= other_block ? weight * other * own / own_block : 0;
-    }
+    };
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
+        for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
+            for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) shrink(mask, query, key);
     stats.worked = std::min(stats.worked, stats.visited);
     return stats;
 }
@@ -126,7 +130,7 @@ std::vector<double> count_homes(const Axis& axis, int32_t block, int32_t tiles, 
 std::vector<double> measure_shares(const Layout& layout) {
     std::vector<double> shares{1};
     for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
-        const MaskTokens tokens = count_tokens(layout, mask);
+        const MaskTokens tokens = count_tokens(layout, mask, {0, layout.block_q, 0, layout.block_k});
         shares.push_back(double(tokens.queries) * tokens.keys / (double(layout.block_q) * layout.block_k));
     }
     return shares;

@@ -10,7 +10,8 @@ namespace spattn {
 // Estimates plain or residue blocks of the row's size from larger ones that they divide. The masks of these tell all
 // but `gathered`, which is a lower bound.
 LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_stats, const Kernel& kernel);
-// Estimates the layout with listed tiles from the plain one.
+// Estimates the layout with listed tiles from the plain one, or from one of larger blocks that the row's divide, whose
+// masks tell as much.
 LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& plain_stats, const Kernel& kernel);
 // Estimates plain blocks of the row's size from a layout with packed tokens, whose blocks they divide.
 LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& packed_stats, const Kernel& kernel);

@@ -126,7 +126,7 @@ void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* riva
         listed.push_back({&kernel, Order::listed, ""});
         const auto loses_with = [&](const LayoutStats& least) { return loses(kernel, least, clearly_less * mark->us); };
         if (loses_with(make_least_stats(problem_, summary().counts, kernel, 1)) ||
-            loses_with(measured_.at(make_least_listed_stats, counted(kernel, Order::plain), kernel)))
+            loses_with(measured_.at(make_least_listed_stats, plain_or_coarser(plain), kernel)))
             listed.back().refused = text("could not beat ", mark->name, " with what it would list");
         else
             price(listed.back(), rival, mark);
@@ -263,10 +263,12 @@ std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival,
     const Kernel& kernel = *candidate.kernel;
     const auto beaten = [&](const char* with) { return text("could not beat ", mark.name, " ", with); };
     if (kernel.block_q == 0) {
+        if (!rival) return "";
         double pairs = 0;
-        for (size_t i = 0; rival && i < rival->summaries.size(); ++i) pairs += rival->summaries[i].counts.pairs;
+        for (const Summary& piece : rival->summaries) pairs += piece.counts.pairs;
         const LayoutStats least = make_gather_stats(problem_, pairs, true);
-        return rival && loses(kernel, least, mark.us) ? beaten("with its lists") : "";
+        if (loses(kernel, least, mark.us)) return beaten("with its lists");
+        return kernel.family == Family::gather ? refuse_lists(least) : "";
     }
     for (const Summary& p : rival ? rival->summaries : std::vector<Summary>{summary()}) {
         const int32_t modulus = candidate.order == Order::plain     ? p.modulus
@@ -321,6 +323,13 @@ const Lowered& Chooser::counted(const Kernel& kernel, Order order) {
     return lowering_.counted({nominal_block, nominal_block, cheapest, Owner::queries});
 }
 
+// The plain layout of a candidate. Where this one lost unmade, the larger blocks that told so: the lists of smaller ones
+// may be far longer.
+const Lowered& Chooser::plain_or_coarser(const Candidate& plain) {
+    const Lowered* coarse = plain.refused.empty() ? nullptr : lowering_.coarser(form(*plain.kernel, Order::plain));
+    return coarse && !coarse->outline ? *coarse : counted(*plain.kernel, Order::plain);
+}
+
 PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
     const Candidate& best = *find_best(candidates);
     const Kernel& kernel = *best.kernel;
@@ -345,43 +354,70 @@ PiecePlan Chooser::complete(std::vector<Candidate> candidates) {
             complete_cached(plan);
             return plan;
         }
-        plan.schedule = schedule(plan, 0), plan.second_schedule = schedule(plan, 1);
-        if (kernel.goes_in_rounds && !calls_bring_lists() && !in_pieces_) go_in_rounds(plan);
+        const Heads all{problem_, plan.layout_view()};
+        plan.schedule = schedule_first(plan, all), plan.second_schedule = schedule(plan, all, 1);
     }
-    plan.workspace = workspace_of(plan, plan.schedule, options_.machine.lanes);
+    plan.workspace = workspace_of(plan, {problem_, plan.layout_view()}, plan.schedule, options_.machine.lanes);
     if (has_call_layout(kernel, problem_))
         plan.workspace += CallLayout(problem_, plan.layout_view(), view(plan.schedule), view(plan.second_schedule),
                                      kernel, nullptr).bytes;
     return plan;
 }
 
-size_t Chooser::workspace_of(const PiecePlan& plan, const Schedule& schedule, int lanes) const {
-    return plan.kernel->workspace({problem_, plan.layout_view(), view(schedule), view(plan.second_schedule),
+size_t Chooser::workspace_of(const PiecePlan& plan, const Heads& heads, const Schedule& schedule, int lanes) const {
+    return plan.kernel->workspace({heads.problem, heads.layout, view(schedule), view(plan.second_schedule),
                                    plan.tokens ? view(*plan.tokens) : TokenListsView{}, lanes});
+}
+
+size_t Chooser::scratch_of(const PiecePlan& plan) const {
+    return workspace_of(plan, {problem_, plan.layout_view()}, plan.schedule, 1);
+}
+
+PortionTasks Chooser::cut_heads(const PiecePlan& plan, const Portions& portions) const {
+    const int64_t heads = portions.each.batch * portions.each.heads_q;
+    Heads seen{portions.each, plan.layout_view()};
+    const int32_t*& kinds = seen.layout.kind_of_head;
+    PortionTasks made;
+    for (int64_t portion = 0; portion < portions.count; ++portion, kinds += heads) {
+        if (portion == 0 || !std::equal(kinds, kinds + heads, kinds - heads)) {
+            const Schedule& schedule = made.schedules.emplace_back(schedule_first(plan, seen));
+            made.workspace = std::max(made.workspace, workspace_of(plan, seen, schedule, options_.machine.lanes));
+            made.one_lane_workspace = std::max(made.one_lane_workspace, workspace_of(plan, seen, schedule, 1));
+        }
+        made.schedule_of.push_back(int32_t(made.schedules.size()) - 1);
+    }
+    return made;
+}
+
+// Tasks of the row's first walk.
+Schedule Chooser::schedule_first(const PiecePlan& plan, const Heads& heads) const {
+    Schedule made = schedule(plan, heads, 0);
+    if (plan.kernel->goes_in_rounds && !calls_bring_lists() && !in_pieces_) go_in_rounds(plan, heads, made);
+    return made;
 }
 
 // So many rounds that what is kept of one is no more than ample, or a thirty-second of all: queues are 32 (equal_shares
 // of the CPU), so that they keep one copy of dq at most. Sums of keys that go from round to round may take more than
 // rounds spare. Counted for one lane, for bits not to depend on lanes.
-void Chooser::go_in_rounds(PiecePlan& plan) const {
-    const AxisView queries = plan.layout_view().queries;
+void Chooser::go_in_rounds(const PiecePlan& plan, const Heads& heads, Schedule& made) const {
+    const AxisView& queries = heads.layout.queries;
     if (queries.listed > 0 && !queries.away) return;  // its first tiles add to queries of any round
-    const size_t bytes = workspace_of(plan, plan.schedule, 1), ample = std::max<size_t>(options_.ample_scratch, 1);
+    const size_t bytes = workspace_of(plan, heads, made, 1), ample = std::max<size_t>(options_.ample_scratch, 1);
     const size_t wanted = std::bit_ceil((bytes + ample - 1) / ample), rows = size_t(plan.layout->by_query.rows);
     const size_t rounds = std::min<size_t>({wanted, 32, rows});
     Schedule without_queries;
     without_queries.rounds.emplace_back();
-    if (rounds < 2 || workspace_of(plan, without_queries, 1) > bytes / 8 * 7) return;
-    Schedule in_rounds = schedule(plan, 0, int32_t(rounds));
-    if (workspace_of(plan, in_rounds, 1) < bytes / 8 * 7) plan.schedule = std::move(in_rounds);
+    if (rounds < 2 || workspace_of(plan, heads, without_queries, 1) > bytes / 8 * 7) return;
+    Schedule in_rounds = schedule(plan, heads, 0, int32_t(rounds));
+    if (workspace_of(plan, heads, in_rounds, 1) < bytes / 8 * 7) made = std::move(in_rounds);
 }
 
 // How long rows are that a call's lists make, nobody knows yet: they stay whole.
-Schedule Chooser::schedule(const PiecePlan& plan, int32_t number, int32_t rounds) const {
+Schedule Chooser::schedule(const PiecePlan& plan, const Heads& heads, int32_t number, int32_t rounds) const {
     if (number >= plan.kernel->num_walks) return {};
     Walk walk = plan.kernel->walks[number];
     if (calls_bring_lists()) walk.policy.whole_rows = std::numeric_limits<int64_t>::max();
-    return make_schedule(problem_, plan.layout_view(), walk, options_.machine.lanes, rounds);
+    return make_schedule(heads.problem, heads.layout, walk, options_.machine.lanes, rounds);
 }
 
 // Each call makes masks of its own from those of the known part.

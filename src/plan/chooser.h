@@ -42,6 +42,9 @@ public:
     const Candidate* find_best(const std::vector<Candidate>& candidates) const;
     // Layout, masks, tasks and scratch of the best.
     PiecePlan complete(std::vector<Candidate> candidates);
+    // Bytes of a completed piece's scratch on one lane.
+    size_t scratch_of(const PiecePlan& plan) const;
+    PortionTasks cut_heads(const PiecePlan& plan, const Portions& portions) const;
 
     // Results may not depend on the number of threads, so neither may the choice: on a CPU, costs are compared on one.
     Machine choice_machine() const;
@@ -79,9 +82,17 @@ private:
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
     const Lowered& counted(const Kernel& kernel, Order order);
-    Schedule schedule(const PiecePlan& plan, int32_t number, int32_t rounds = 1) const;  // of a walk
-    size_t workspace_of(const PiecePlan& plan, const Schedule& schedule, int lanes) const;
-    void go_in_rounds(PiecePlan& plan) const;
+    const Lowered& plain_or_coarser(const Candidate& plain);
+    // Heads that rows work on at once, all or a portion, with the layout that they see.
+    struct Heads {
+        const Problem& problem;
+        LayoutView layout;
+    };
+    // The tasks of a walk.
+    Schedule schedule(const PiecePlan& plan, const Heads& heads, int32_t number, int32_t rounds = 1) const;
+    Schedule schedule_first(const PiecePlan& plan, const Heads& heads) const;
+    size_t workspace_of(const PiecePlan& plan, const Heads& heads, const Schedule& schedule, int lanes) const;
+    void go_in_rounds(const PiecePlan& plan, const Heads& heads, Schedule& schedule) const;
     void complete_gather(PiecePlan& plan);
     void complete_dispatched(PiecePlan& plan);
     void complete_cached(PiecePlan& plan);

@@ -205,6 +205,20 @@ std::string describe_tasks(const char* name, const Schedule& s, const Machine& m
                                decimal(double(queues) / machine.lanes, 1) + " waves");
 }
 
+std::string describe_first_tasks(const PiecePlan& piece, const Machine& machine) {
+    if (!piece.portions.schedules.empty())
+        return describe_tasks("  tasks", piece.portions.schedules.front(), machine);
+    return describe_tasks("  tasks", piece.schedule, machine, piece.cache ? &*piece.cache : nullptr);
+}
+
+// How a pass takes its heads where it does not take all at once.
+std::string describe_portions(const PassPlan& pass) {
+    if (!pass.portions) return "";
+    const Problem& each = pass.portions->each;
+    const std::string heads = plural(double(each.batch * each.heads_q), "head");
+    return line("  portions", grouped(double(pass.portions->count)) + " of " + heads + ", one after the other");
+}
+
 std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }
 
 // How the row of a piece works on it.
@@ -214,7 +228,7 @@ std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
             return (piece.order == Order::dispatched
                         ? describe_dispatch(plan, piece)
                         : describe_call_layout(plan, *piece.kernel) + describe_cache(piece) + describe_layout(piece)) +
-                   describe_tasks("  tasks", piece.schedule, plan.options.machine, piece.cache ? &*piece.cache : nullptr) +
+                   describe_first_tasks(piece, plan.options.machine) +
                    (piece.kernel->num_walks > 1
                         ? describe_tasks("  then", piece.second_schedule, plan.options.machine)
                         : "") +
@@ -276,10 +290,10 @@ std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass w
     const char* const name = which == Pass::forward ? "forward" : "backward";
     if (pass.pieces.size() > 1)
         return line(name, grouped(double(pass.pieces.size())) + " pieces") + describe_copies(plan, pass) +
-               describe_pieces(plan, pass, which, considered);
+               describe_portions(pass) + describe_pieces(plan, pass, which, considered);
     const PiecePlan& whole = pass.pieces[0];
-    return line(name, whole.kernel->name) + describe_copies(plan, pass) + describe_row(plan, whole) +
-           describe_work(plan, pass, which) + describe_considered(whole.considered, &whole, considered);
+    return line(name, whole.kernel->name) + describe_copies(plan, pass) + describe_portions(pass) +
+           describe_row(plan, whole) + describe_work(plan, pass, which) + describe_considered(whole.considered, &whole, considered);
 }
 
 }  // namespace

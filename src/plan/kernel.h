@@ -141,6 +141,8 @@ struct BackwardArgs : CallArgs {
     // CUDA block rows of 16 bits: lse and delta of all queries, [batch, heads_q, seq_q] floats each, lie at the start of
     // the workspace; out, lse and dlse are not read.
     bool has_rows = false;
+    // CPU block rows: sums over the batch entries before are in dsink_logits.
+    bool adds_dsink = false;
 };
 
 // Counts a cost model works on, over all heads and batch entries.

@@ -80,21 +80,21 @@ inline int32_t query_span(const Layout& layout, int32_t mask, MaskArea area) {
     return end - first;
 }
 
-// How many queries of a mask see a key, and how many of its keys are seen.
+// How many queries of an area see a key of it, and how many of its keys are seen by one.
 struct MaskTokens {
     int32_t queries = 0, keys = 0;
 };
 
-inline MaskTokens count_tokens(const Layout& layout, int32_t mask) {
+inline MaskTokens count_tokens(const Layout& layout, int32_t mask, MaskArea area) {
     const uint64_t* bits = &layout.masks[size_t(mask) * layout.mask_words];
     MaskTokens tokens;
     KeyBits seen{};
-    for (int32_t query = 0; query < layout.block_q; ++query) {
+    for (int32_t query = area.query; query < area.query + area.queries; ++query) {
         uint64_t any = 0;
-        for (int32_t key = 0; key < layout.block_k; key += 64) {
-            const int width = std::min(64, layout.block_k - key);
-            const uint64_t kept = get_bits(bits, int64_t(query) * layout.block_k + key, width);
-            seen[size_t(key) / 64] |= kept, any |= kept;
+        for (int32_t at = 0; at < area.keys; at += 64) {
+            const int width = std::min(64, area.keys - at);
+            const uint64_t kept = get_bits(bits, int64_t(query) * layout.block_k + area.key + at, width);
+            seen[size_t(at) / 64] |= kept, any |= kept;
         }
         tokens.queries += any != 0;
     }

@@ -15,6 +15,7 @@ namespace spattn {
 struct PlacedPiece {
     LayoutView layout{};
     TasksView tasks{}, second_tasks{};
+    std::vector<TasksView> portion_tasks;  // of PortionTasks::schedules
     TokenListsView tokens{};
     const uint16_t* bit_places = nullptr;
     CacheArrays cache;
@@ -29,6 +30,8 @@ PlacedPiece place_piece(const PiecePlan& piece, Visit&& visit) {
     placed.second_tasks = shape_of(piece.second_schedule);
     each_array(piece.schedule, placed.tasks, visit);
     each_array(piece.second_schedule, placed.second_tasks, visit);
+    for (const Schedule& schedule : piece.portions.schedules)
+        each_array(schedule, placed.portion_tasks.emplace_back(shape_of(schedule)), visit);
     if (piece.layout) {
         placed.layout = shape_of(*piece.layout);
         if (piece.has_kernel_masks()) placed.layout.mask_words = piece.kernel->mask_words;

@@ -13,6 +13,7 @@
 #include "plan/dispatch.h"
 #include "plan/kernel.h"
 #include "plan/lower.h"
+#include "plan/portions.h"
 
 namespace spattn {
 
@@ -44,6 +45,13 @@ TasksView view(const Schedule& schedule);
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes,
                        int32_t rounds = 1);
 
+// The tasks of each portion of a pass, and what they need. Portions whose heads see the same share a schedule.
+struct PortionTasks {
+    std::vector<Schedule> schedules;
+    std::vector<int32_t> schedule_of;              // [portions]
+    size_t workspace = 0, one_lane_workspace = 0;  // bytes of the largest
+};
+
 // A row that was looked at, with its blocks in an order, and what became of it.
 struct Candidate {
     const Kernel* kernel;
@@ -70,7 +78,8 @@ struct PiecePlan {
     std::optional<CacheShape> cache;           // of calls on one, where the row reads a layout
     std::optional<CacheLists> cache_lists;     // of calls on one, where it reads lists. Without lists of a call the layout
                                                // is what they are made from
-    Schedule schedule, second_schedule;  // of the kernel's walks
+    Schedule schedule, second_schedule;  // of the kernel's walks; where the pass goes in portions, none
+    PortionTasks portions;               // there
     Cost cost{};
     LayoutStats stats{};
     std::vector<Candidate> considered;
@@ -88,6 +97,7 @@ struct PassPlan {
     std::vector<Candidate> whole;   // of plans in several pieces: what was looked at for the whole pattern
     size_t carried = 0;             // bytes at the start of the workspace that pieces hand on
     size_t workspace = 0;           // bytes in all: pieces use what is not carried one after the other
+    std::optional<Portions> portions;  // each goes through all pieces; none where the pass has all heads at once
 };
 
 struct PlanOptions {
@@ -96,7 +106,7 @@ struct PlanOptions {
     bool backward = false;
     bool reference = false;
     bool lists_alone = false;     // without rows that read a layout: how many keys there are, each call says
-    size_t ample_scratch = size_t(256) << 20;  // bytes of a CPU backward's; beyond, it goes over queries in rounds
+    size_t ample_scratch = size_t(256) << 20;  // bytes of a CPU pass; beyond, it goes over heads and queries by and by
     Machine machine;
 };
 

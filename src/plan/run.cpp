@@ -61,18 +61,46 @@ void dispatch(const PiecePlan& piece, const PlacedPiece& placed, const Args& arg
                   DispatchRound(shape, args.tasks, args.second_tasks, placed.bit_places, number, args.workspace));
 }
 
+// The view that begins at a head. bytes: of an element.
+void shift(TensorView& x, int64_t batch, int64_t head, int64_t bytes) {
+    if (x.data) x.data = static_cast<char*>(x.data) + (batch * x.batch + head * x.head) * bytes;
+}
+
+// Operands that begin where a portion does. bytes: of an element of q.
+void shift(ForwardArgs& args, const FirstHead& first, int64_t bytes) {
+    for (TensorView* x : {&args.q, &args.out}) shift(*x, first.batch, first.head_q, bytes);
+    for (TensorView* x : {&args.k, &args.v}) shift(*x, first.batch, first.head_kv, bytes);
+    for (TensorView* x : {&args.lse, &args.max_logits}) shift(*x, first.batch, first.head_q, sizeof(float));
+    shift(args.sink_logits, 0, first.head_q, sizeof(float));
+}
+void shift(BackwardArgs& args, const FirstHead& first, int64_t bytes) {
+    for (TensorView* x : {&args.q, &args.out, &args.dout, &args.dq}) shift(*x, first.batch, first.head_q, bytes);
+    for (TensorView* x : {&args.k, &args.v, &args.dk, &args.dv}) shift(*x, first.batch, first.head_kv, bytes);
+    for (TensorView* x : {&args.lse, &args.dlse}) shift(*x, first.batch, first.head_q, sizeof(float));
+    for (TensorView* x : {&args.sink_logits, &args.dsink_logits}) shift(*x, 0, first.head_q, sizeof(float));
+    args.adds_dsink = first.batch > 0;
+}
+
+// portion: none where the piece works on all heads.
+void place(CallArgs& args, const PiecePlan& piece, const PlacedPiece& placed, std::optional<int64_t> portion) {
+    args.layout = placed.layout;
+    args.tasks = placed.tasks, args.second_tasks = placed.second_tasks;
+    args.tokens = placed.tokens;
+    if (!portion) return;
+    args.layout.kind_of_head += *portion * args.problem->batch * args.problem->heads_q;
+    args.tasks = placed.portion_tasks[size_t(piece.portions.schedule_of[size_t(*portion)])];
+}
+
 template <class Args, class Run>
-void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, Args& args, Run run) {
+void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, Args args, Run run,
+                std::optional<int64_t> portion = {}) {
     char* const workspace = static_cast<char*>(args.workspace);
     args.workspace = workspace ? workspace + pass.carried : nullptr;
     const size_t pieces = pass.pieces.size();
     const int32_t sweeps = pieces > 1 ? pass.pieces[0].kernel->sweeps : 1;
     for (int32_t sweep = 0; sweep < sweeps; ++sweep)
         for (size_t i = 0; i < pieces; ++i) {
-            args.layout = placed[i].layout;
-            args.tasks = placed[i].tasks;
-            args.second_tasks = placed[i].second_tasks;
-            args.tokens = placed[i].tokens;
+            place(args, pass.pieces[i], placed[i], portion);
             args.piece = {workspace, i == 0, i + 1 == pieces, sweep};
             const Kernel& kernel = *pass.pieces[i].kernel;
             if (pass.pieces[i].order == Order::dispatched)
@@ -80,6 +108,17 @@ void run_pieces(const Backend& backend, const PassPlan& pass, const PlacedPass& 
             else
                 run(kernel, has_call_layout(kernel, *args.problem) ? lay_out_lists(backend, args, kernel) : args);
         }
+}
+
+template <class Args, class Run>
+void run_portions(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, const Args& args, Run run) {
+    if (!pass.portions) return run_pieces(backend, pass, placed, args, run);
+    for (int64_t portion = 0; portion < pass.portions->count; ++portion) {
+        Args some = args;
+        some.problem = &pass.portions->each;
+        shift(some, pass.portions->first(portion), dtype_row(some.problem->dtype).bytes);
+        run_pieces(backend, pass, placed, some, run, portion);
+    }
 }
 
 // Whether the pass reads q and k of float8 as they are. Of pieces none does, nor does a backward.
@@ -170,14 +209,14 @@ void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& pl
     if (args.problem->float8_operands) args = widen(backend, pass, args, Pass::forward);
     if (pass.pieces[0].cache_lists) return run_listed(backend, pass.pieces[0], placed[0], args);
     if (pass.pieces[0].cache) return run_cached(backend, pass.pieces[0], placed[0], args);
-    run_pieces(backend, pass, placed, args,
-               [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
+    run_portions(backend, pass, placed, args,
+                 [](const Kernel& kernel, const ForwardArgs& piece) { kernel.forward(piece); });
 }
 
 void run_pass(const Backend& backend, const PassPlan& pass, const PlacedPass& placed, BackwardArgs args) {
     if (args.problem->float8_operands) args = widen(backend, pass, args, Pass::backward);
-    run_pieces(backend, pass, placed, args,
-               [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
+    run_portions(backend, pass, placed, args,
+                 [](const Kernel& kernel, const BackwardArgs& piece) { kernel.backward(piece); });
 }
 
 }  // namespace spattn

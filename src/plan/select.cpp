@@ -16,6 +16,16 @@ LayoutView PiecePlan::layout_view() const { return place_piece(*this, PointAtHos
 namespace {
 
 constexpr int64_t carried_alignment = 256;  // of what follows what pieces hand on
+// A portion takes at least one of so many shares of ample scratch: of 1009 batch entries only single ones are equal
+// portions, and perhaps too small for many threads.
+constexpr size_t smallest_portion = 16;
+
+// Rows of blocks do. Calls that bring lists, or are on a cache, make one layout for all heads; and rows of tokens read
+// lists of all heads.
+bool takes_portions(const Problem& p, const PiecePlan& piece) {
+    const bool has_plans_layout = !p.call_lists.at_run_time() && !p.has_starts;
+    return has_plans_layout && piece.kernel->device == SPATTN_CPU && piece.kernel->family == Family::block;
+}
 
 class Planner {
 public:
@@ -37,6 +47,7 @@ public:
         plan.pieces.push_back(whole_.complete(std::move(considered)));
         plan.cost = plan.pieces[0].cost;
         plan.workspace = plan.pieces[0].workspace;
+        go_in_portions(plan, {&whole_});
         return plan;
     }
 
@@ -105,9 +116,46 @@ private:
             most = std::max(most, made.cost.us);
             plan.workspace = std::max(plan.workspace, made.workspace);
         }
-        plan.carried = size_t(round_up(int64_t(plan.pieces[0].kernel->carries(admission_.problem)), carried_alignment));
+        plan.carried = carried_by(plan, admission_.problem);
         plan.workspace += plan.carried;
+        std::vector<const Chooser*> choosers;
+        for (const Choice& piece : cut) choosers.push_back(piece.chooser);
+        go_in_portions(plan, choosers);
         return plan;
+    }
+
+    static size_t carried_by(const PassPlan& plan, const Problem& problem) {
+        if (plan.pieces.size() < 2) return 0;
+        return size_t(round_up(int64_t(plan.pieces[0].kernel->carries(problem)), carried_alignment));
+    }
+
+    // So many portions that one takes no more than ample, were scratch in proportion to heads. A backward pass has as
+    // many queues for few heads as for many, and may gain little: then it has all heads at once. Counted for one lane,
+    // for bits not to depend on lanes.
+    void go_in_portions(PassPlan& plan, const std::vector<const Chooser*>& choosers) const {
+        const Problem& p = admission_.problem;
+        const size_t ample = std::max<size_t>(admission_.options.ample_scratch, 1);
+        if (plan.workspace <= ample) return;
+        for (const PiecePlan& piece : plan.pieces)
+            if (!takes_portions(p, piece)) return;
+        size_t all = 0, each = 0;
+        for (size_t i = 0; i < choosers.size(); ++i) all = std::max(all, choosers[i]->scratch_of(plan.pieces[i]));
+        all += plan.carried;
+        const bool is_forward = plan.pieces[0].kernel->pass == Pass::forward;
+        const Portions portions(p, int64_t((all + ample - 1) / ample), is_forward && plan.carried > 0);
+        if (portions.count < 2 || all / size_t(portions.count) < ample / smallest_portion) return;
+        std::vector<PortionTasks> tasks;
+        for (size_t i = 0; i < choosers.size(); ++i) {
+            tasks.push_back(choosers[i]->cut_heads(plan.pieces[i], portions));
+            each = std::max(each, tasks.back().one_lane_workspace);
+        }
+        const size_t carried = carried_by(plan, portions.each);
+        if (each + carried >= all / 8 * 7) return;
+        plan.portions = portions, plan.carried = carried, plan.workspace = 0;
+        for (size_t i = 0; i < tasks.size(); ++i) {
+            plan.workspace = std::max(plan.workspace, carried + tasks[i].workspace);
+            plan.pieces[i].schedule = {}, plan.pieces[i].portions = std::move(tasks[i]);
+        }
     }
 
     const Admission& admission_;

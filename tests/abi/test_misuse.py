@@ -203,6 +203,12 @@ def spoilt_tensors(good, is_fixed):
         yield spoil("SPATTN_E_DEVICE", f"device type {kind}", device={"type": kind, "index": 0})
     if good.dtype.bits > 8:
         yield spoil("SPATTN_E_LAYOUT", "misaligned", byte_offset=1)
+    room = 2**64 - int(ffi.cast("uintptr_t", good.data))  # bytes from data to the end of the address space
+    offsets = {2**64 - 2**20: "before data", 2**64 - 8: "just before data", room: "at NULL"}
+    if np.prod([good.shape[i] for i in range(good.ndim)]) > 1:
+        offsets[room - good.dtype.bits // 8] = "with all but the first element beyond the end"
+    for offset, what in offsets.items():
+        yield spoil("SPATTN_E_LAYOUT", f"offset that wraps, {what}", byte_offset=offset)
     for i in range(good.ndim):
         others = (0, good.shape[i] - 1, good.shape[i] + 1) if is_fixed else ()
         for size in (-1, hostile.HUGE, hostile.LEAST, *others):

@@ -40,6 +40,16 @@ TEST(overlap_is_the_intersection_of_bytes) {
     CHECK(found > 1000 && found < 19000);
 }
 
+// Tagged pointers lie in the upper half: addresses further apart than signed numbers can say.
+TEST(tensors_at_both_ends_of_memory_share_nothing) {
+    const auto at = [](uintptr_t begin) { return StridedBytes{begin, 4, {{{1 << 20, 4}}}}; };
+    for (const uintptr_t low : {uintptr_t(64), uintptr_t(1) << 40})
+        for (const uintptr_t high : {(uintptr_t(1) << 63) - 64, (uintptr_t(1) << 63) + low, UINTPTR_MAX - (64 << 20)}) {
+            CHECK(!overlaps(at(low), at(high)) && !overlaps(at(high), at(low)));
+            CHECK(overlaps(at(high), at(high + 4)) && overlaps(at(high + 4), at(high)));
+        }
+}
+
 // The test of a tensor against itself may be too strict for strides that no array library makes, never too lax.
 TEST(self_overlap_is_never_missed) {
     std::mt19937 random(8);

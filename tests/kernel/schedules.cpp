@@ -70,8 +70,9 @@ TEST(splits_and_cuts_happen) {
     }
 }
 
-// Where scratch is dear, backward goes over the queries in rounds, and columns hand their sums from one to the next.
-TEST(rounds_keep_to_the_truth_and_to_their_bits) {
+// Where scratch is dear, passes go over the heads in portions, and backward over the queries of each in rounds, where
+// columns hand their sums from one to the next. With 300 KiB portions have several heads.
+TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
     const Case cases[] = {
         {"causal", 1, 4, 2, 300, 300, 20, 20},
         {"window(40,0)", 2, 2, 1, 400, 400, 8, 8},
@@ -80,15 +81,28 @@ TEST(rounds_keep_to_the_truth_and_to_their_bits) {
         {"per_head([0,1,0,1], causal, window(9,9))", 2, 4, 2, 230, 230, 16, 16},
         {"causal", 2, 4, 2, 300, 300, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 10., true},
         {"causal", 1, 4, 1, 300, 300, 24, 16, Axes::bshd, own_scale, aligned_end, true, true},
+        {"causal & (window(3,0) | strided(8))", 2, 4, 2, 600, 600, 16, 16, Axes::bshd, own_scale, aligned_end, true,
+         false, 0., true},  // in pieces, as is
+        {"per_head([0,1,1,0], strided(16), dilated(480,0,16)) | window(20,3)", 2, 4, 4, 500, 500, 16, 16},
     };
-    PlanOptions thrifty;
-    thrifty.ample_scratch = 0;
-    const auto has_rounds = [&](auto element, const Case& c, const Rows& rows) {
-        const Attention<decltype(element)> attention(c, rows, 1, {}, thrifty);
-        return attention.plan().backward.pieces.at(0).schedule.rounds.size() > 1;
+    int in_rounds = 0, of_heads = 0, in_portions = 0, of_several = 0, of_others = 0, of_pieces = 0;
+    const auto meet = [&](const CompiledPlan& plan) {
+        for (const PassPlan* pass : {&plan.forward, &plan.backward}) {
+            const PiecePlan& piece = pass->pieces.at(0);
+            const Schedule& first = pass->portions ? piece.portions.schedules.at(0) : piece.schedule;
+            const Problem& each = pass->portions ? pass->portions->each : plan.problem;
+            in_rounds += first.rounds.size() > 1;
+            of_heads += first.rounds.size() > 1 && each.batch * each.heads_kv > 1;
+            in_portions += pass->portions.has_value();
+            of_several += pass->portions && each.batch * each.heads_kv > 1;
+            of_others += piece.portions.schedules.size() > 1;
+            of_pieces += pass->portions && pass->pieces.size() > 1;
+        }
     };
-    int in_rounds = 0;
+    size_t n = 0;
     for (const Case& c : cases) {
+        PlanOptions thrifty;
+        thrifty.ample_scratch = n++ % 2 ? 0 : 300 * 1024;
         std::map<Dtype, Results> truth;
         for (const Rows& rows : cpu_rows(false)) {
             const Dtype dtype = rows.forward.dtype;
@@ -99,9 +113,8 @@ TEST(rounds_keep_to_the_truth_and_to_their_bits) {
             CHECK(same(got, run_rows(c, rows, in, 7, {}, thrifty)));
             if (!truth.count(dtype)) truth[dtype] = run_rows(c, reference_rows(Dtype::f64), in, 2);
             check_results(c, rows, got, truth[dtype]);
-            in_rounds += dtype == Dtype::f32    ? has_rounds(float(), c, rows)
-                         : dtype == Dtype::bf16 ? has_rounds(Bf16(), c, rows)
-                                                : 0;
+            if (dtype == Dtype::f32) meet(Attention<float>(c, rows, 1, {}, thrifty).plan());
+            if (dtype == Dtype::bf16) meet(Attention<Bf16>(c, rows, 1, {}, thrifty).plan());
 
             for (Values* x : {&in.q, &in.k, &in.v, &in.dout}) (*x)[x->size() / 3] = not_a_number;
             const Results spoiled = run_rows(c, rows, in, 2, {}, thrifty), whole = run_rows(c, rows, in, 2);
@@ -110,23 +123,28 @@ TEST(rounds_keep_to_the_truth_and_to_their_bits) {
         }
     }
     check::context.clear();
-    CHECK(in_rounds > 40);
+    CHECK(in_rounds > 30 && of_heads > 0);
+    CHECK(in_portions > 60 && of_several > 0 && of_others > 0 && of_pieces > 20);
 }
 
-// A few floats a query and head, sums of dk and dv where these have 16 bits, and a quarter of dq: no copies of it.
-TEST(long_contexts_take_no_copy_of_dq) {
-    constexpr int64_t seq = 131072, dim = 128, heads = 32, heads_kv = 8, row_bytes = dim * int64_t(sizeof(float));
-    const Case c{"causal", 1, heads, heads_kv, seq, seq, dim, dim};
-    const auto check = [&](const CompiledPlan& plan, int64_t handed_on) {
-        CHECK(int64_t(plan.backward.workspace) < heads * seq * (16 + row_bytes / 4) + handed_on);
-    };
-    for (const Rows& rows : cpu_rows(false)) {
-        if (!is_tested(rows) || !takes(rows, c) || rows.backward.family != Family::block) continue;
-        check::context = rows.backward.name;
-        if (rows.forward.dtype == Dtype::f32) check(Attention<float>(c, rows, 2).plan(), 0);
-        if (rows.forward.dtype == Dtype::bf16)
-            check(Attention<Bf16>(c, rows, 2).plan(), heads_kv * seq * 2 * row_bytes);
-    }
+// However many heads there are: panels and sums of rows for some of them; backward in pieces, for a group at least.
+TEST(long_contexts_take_little_for_many_heads) {
+    constexpr int64_t seq = 131072, dim = 128, row_bytes = dim * int64_t(sizeof(float));
+    for (const char* pattern : {"causal", "causal & (window(127,0) | strided(128))"})
+        for (const int64_t heads_kv : {32, 8}) {
+            const Case c{pattern, 1, 32, heads_kv, seq, seq, dim, dim};
+            const bool is_whole = pattern == std::string("causal");
+            const auto check = [&](const CompiledPlan& plan) {
+                CHECK(int64_t(plan.forward.workspace) < 5 * seq * row_bytes);
+                CHECK(int64_t(plan.backward.workspace) < (is_whole ? 9 : 24) * seq * row_bytes);
+            };
+            for (const Rows& rows : cpu_rows(false)) {
+                if (!is_tested(rows) || !takes(rows, c) || rows.backward.family != Family::block) continue;
+                check::context = text(rows.backward.name, ' ', describe(c));
+                if (rows.forward.dtype == Dtype::f32) check(Attention<float>(c, rows, 2).plan());
+                if (rows.forward.dtype == Dtype::bf16) check(Attention<Bf16>(c, rows, 2).plan());
+            }
+        }
 }
 
 // Queues that meet everywhere in dq, in few tiles each: scattered queries that see all, and blocks drawn at random.

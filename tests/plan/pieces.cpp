@@ -51,6 +51,75 @@ TEST(counts_of_pieces_are_those_of_the_whole) {
     check::context.clear();
 }
 
+// What the pieces keep tells how long lists of the whole would be: nothing is lowered to learn that, nor are its blocks
+// looked at any further.
+TEST(lists_that_are_too_long_are_known_from_the_pieces) {
+    std::vector<Kernel> rows = imaginary::kernels();
+    rows.push_back(imaginary::forward_row("near_block_forward_f32_32x32", 32));
+    Kernel gather = imaginary::forward_row("near_gather_forward_f32", 0);
+    gather.family = Family::gather;
+    gather.cost = [](const Problem&, const LayoutStats&, const Machine&) { return Cost{1, "compute"}; };
+    rows.push_back(gather);
+    const PatternRef pattern = parse_pattern("causal & (window(128,0) | strided(128))");
+    const PassPlan pass = compile_plan(*pattern, imaginary::problem(262144, 262144), options_of(false), rows).forward;
+    CHECK_EQ(pass.pieces.size(), size_t(2));
+    bool is_met = false;
+    for (const Candidate& c : pass.whole) {
+        CHECK(c.order != Order::listed);
+        if (c.kernel->family != Family::gather) continue;
+        is_met = true;
+        CHECK(has(c.refused, "token lists of up to"));
+    }
+    CHECK(is_met);
+}
+
+// However heads are cut, each is in one portion, whole groups where they must be, and a portion's first head is the one
+// behind those of the portion before.
+TEST(portions_have_every_head_once) {
+    for (const int64_t batch : {1, 3, 8})
+        for (const int64_t heads_kv : {1, 2, 7, 12})
+            for (const int64_t group : {1, 6})
+                for (const int64_t fewest : {0, 1, 2, 5, 16, 1000})
+                    for (const bool splits_groups : {false, true}) {
+                        check::context = text(batch, ' ', heads_kv, ' ', group, ' ', fewest, ' ', splits_groups);
+                        Problem p{};
+                        p.batch = batch, p.heads_kv = heads_kv, p.heads_q = heads_kv * group;
+                        const Portions portions(p, fewest, splits_groups);
+                        const Problem& each = portions.each;
+                        const int64_t most = splits_groups ? batch * p.heads_q : batch * heads_kv;
+                        CHECK(portions.count >= std::min(fewest, most));
+                        CHECK_EQ(portions.count * each.batch * each.heads_q, batch * p.heads_q);
+                        CHECK(each.group() == group || (splits_groups && each.heads_kv == 1));
+                        CHECK(each.batch == 1 || each.heads_q == p.heads_q);
+                        for (int64_t i = 0; i < portions.count; ++i) {
+                            const FirstHead first = portions.first(i);
+                            CHECK_EQ(first.batch * p.heads_q + first.head_q, i * each.batch * each.heads_q);
+                            CHECK_EQ(first.head_kv, first.head_q / group);
+                        }
+                    }
+    check::context.clear();
+}
+
+TEST(passes_with_much_scratch_go_in_portions) {
+    Problem p = imaginary::problem(4096, 4096);
+    p.batch = 2, p.heads_q = p.heads_kv = 4;
+    PlanOptions options = options_of(true);
+    const CompiledPlan all = plan_of(strided_attention, p, options);
+    CHECK(!all.forward.portions && !has(explain(all), "portions"));
+    options.ample_scratch = all.forward.workspace / 3;
+    const CompiledPlan some = plan_of(strided_attention, p, options);
+    CHECK(some.forward.portions && some.forward.portions->count == 4);
+    CHECK_EQ(some.forward.carried, all.forward.carried / 4);
+    CHECK(some.forward.workspace <= options.ample_scratch);
+    CHECK_EQ(some.forward.pieces[0].portions.schedules.size(), size_t(1));
+    CHECK(has(explain(some), "4 of 2 heads, one after the other"));
+    p.batch = 61;
+    options.ample_scratch = plan_of(strided_attention, p, options_of(true)).forward.workspace / 2;
+    CHECK(!plan_of(strided_attention, p, options).forward.portions);
+    options.ample_scratch /= 16;
+    CHECK_EQ(plan_of(strided_attention, p, options).forward.portions->count, int64_t(61));
+}
+
 TEST(what_pieces_would_not_serve_stays_whole) {
     const Problem p = imaginary::problem(4096, 4096);
     std::vector<Kernel> alone = imaginary::kernels();

@@ -521,7 +521,8 @@ struct BackwardLane {
                     sum -= exp(sink - double(*address<float>(args.lse, at, i))) * double(delta);
                 }
             }
-        ((float*)args.dsink_logits.data)[head * args.dsink_logits.head] = float(sum);
+        float& dsink = ((float*)args.dsink_logits.data)[head * args.dsink_logits.head];
+        dsink = float(args.adds_dsink ? double(dsink) + sum : sum);
     }
 };
 
