@@ -33,8 +33,10 @@ def loss_of(out, lse):
     return out.sin().sum() + torch.where(lse > -torch.inf, lse, 0).sum()
 
 
-def check(mesh, placements, pattern=PATTERN, expected=None, heads_kv=2, batch=3, sinks=False, axes="bshd", **options):
-    """expected: placements of out, where they are not those of q."""
+def check(
+    mesh, placements, pattern=PATTERN, expected=None, heads_kv=2, batch=3, sinks=False, axes="bshd", backend="", **options
+):
+    """expected: placements of out, where they are not those of q. backend: of torch.compile, for what is not eager."""
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
     given = operands(axes, heads_kv, batch)
@@ -47,7 +49,8 @@ def check(mesh, placements, pattern=PATTERN, expected=None, heads_kv=2, batch=3,
     def call(q, k, v, sink_logits=None):
         return sat.attention(q, k, v, pattern, axes=axes, sink_logits=sink_logits, return_lse=True, **options)
 
-    right, found = call(*alone), call(*shared)
+    compiled = torch.compile(call, backend=backend, fullgraph=True) if backend else call
+    right, found = call(*alone), compiled(*shared)
     assert all(isinstance(x, DTensor) for x in found)
     assert list(found[0].placements) == (placements if expected is None else expected), found[0].placements
     for one, other in zip(found, right):
@@ -98,6 +101,38 @@ def check_all():
         check(mesh, [Shard(HEADS)], mask)
 
 
+def check_compiled():
+    """In one graph: what differs is how torch traces what tensors and patterns are."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh, made = init_device_mesh("cpu", (PROCESSES,)), torch.Generator().manual_seed(6)
+    torch._dynamo.config.recompile_limit = 100  # for each call of check is the same code
+    for placement, backend in ((Shard(BATCH), "aot_eager"), (Shard(HEADS), "inductor")):
+        check(mesh, [placement], backend=backend)
+        check(mesh, [placement], sinks=True, backend="aot_eager")
+        mask = torch.rand(3, 4, 40, 40, generator=made) < 0.5
+        check(mesh, [placement], mask, backend="aot_eager")
+        lists = torch.randint(0, 40, (3, 40, 2, 5), generator=made)
+        check(mesh, [placement], "causal & runtime_tokens(5)", indices=lists, backend="aot_eager")
+    check(mesh, [Shard(TOKENS)], expected=[Replicate()], backend="aot_eager")
+    check(mesh, [Shard(1)], axes="thd", cu_q=torch.tensor([0, 50, 77, 120]), backend="aot_eager")
+    per_head = sa.per_head(["full", "causal", "window(3,0)", "sink(1)"])
+    for pattern in (per_head, str(per_head), sa.mask(torch.rand(4, 40, 40, generator=made) < 0.5)):
+        check(mesh, [Shard(BATCH)], pattern, backend="aot_eager")
+        check(mesh, [Shard(HEADS)], pattern, expected=[Replicate()], backend="aot_eager")
+
+    compiled = torch.compile(lambda q, k: sat.attention(q, k, k, "causal") * 1, backend="aot_eager")
+    for seq in (40, 24, 56):  # from the second on with a symbol for the length
+        q = torch.randn(2, seq, 4, 8, generator=made)
+        shared = distribute_tensor(q, mesh, [Shard(HEADS)])
+        found = compiled(shared, shared)
+        assert found.placements == (Shard(HEADS),) and torch.equal(found.full_tensor(), sat.attention(q, q, q, "causal"))
+    with pytest.raises(sa.ArgumentError, match="argument k is no DTensor") as caught:
+        compiled(shared, q)
+    assert caught.value.argument == "k"
+
+
 def check_groups():
     """Key heads that the processes cannot share out, and torch's own conventions."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -129,6 +164,7 @@ def process(rank, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
     check_all()
     check_groups()
+    check_compiled()
     dist.destroy_process_group()
     os._exit(0)  # a thread of gloo that still wants Python's lock when Python ends would abort the process
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from .._core import ArgumentError
 from .._problem import sizes_of
 from ._attention import _attend, name_of
-from ._operators import pattern_of
+from ._operators import as_constant, pattern_of
 
 
 def attend(
@@ -52,7 +52,7 @@ def attend(
             message = f"argument {name} is no DTensor on the mesh of q; accepted: one on {mesh}"
             raise ArgumentError(message, "SPATTN_E_DEVICE", name)
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, scalars[4])
-    split = _split(q, sizes["heads_kv"], axes, *_told_apart(pattern))
+    split = _split(q, sizes["heads_kv"], axes, *_told_apart(name_of(pattern)))
 
     # An axis of size 1 serves all heads, or all batch entries.
     of_mask = "" if mask is None else "".join(x if n > 1 else "1" for x, n in zip("bhqk"[-mask.dim() :], mask.shape))
@@ -84,7 +84,8 @@ def _split(q: Any, heads_kv: int, axes: str, tells_heads: bool, tells_batch: boo
     """What each dimension of the mesh splits: "h" for heads, "b" for the batch, "-" for nothing."""
     split, ways = "", 1
     for size, placement in zip(q.device_mesh.shape, q.placements):
-        letter = axes[placement.dim] if isinstance(placement, Shard) else "-"
+        # torch.compile may have a symbol for the dimension, which is no index of a text.
+        letter = next((letter for letter in "hb" if letter in axes and placement.is_shard(axes.index(letter))), "-")
         if letter == "h" and not tells_heads and heads_kv % (ways * size) == 0:
             ways *= size  # whole groups of query heads stay beside their key head
         elif letter != "b" or tells_batch:
@@ -93,12 +94,15 @@ def _split(q: Any, heads_kv: int, axes: str, tells_heads: bool, tells_batch: boo
     return split
 
 
-def _told_apart(pattern: Any) -> tuple[bool, bool]:
-    """Whether a pattern tells heads apart, and batch entries. Where this does not find out, as of a mask that was
-    loaded, the pattern has another number of them than a part has, which the library refuses."""
-    made = pattern_of(name_of(pattern))
+def _tell_apart(name: str) -> tuple[bool, bool]:
+    """Whether the pattern of this name tells heads apart, and batch entries. Where this does not find out, as of a mask
+    that was loaded, the pattern has another number of them than a part has, which the library refuses."""
+    made = pattern_of(name)
     text, sizes = str(made), made._sizes
     return "per_head(" in text or sizes.get("heads", 1) > 1, "per_batch(" in text or sizes.get("batch", 1) > 1
+
+
+_told_apart = as_constant(_tell_apart)
 
 
 def _local(x: Any, letters: str, split: str, mesh: Any) -> Any:

@@ -128,8 +128,8 @@ def _name_in_graph(name: str, is_exporting: bool) -> str:
 
 
 # torch.compile calls it while it traces, and has the result for a constant.
-_as_constant: Any = torch.compiler.assume_constant_result
-name_in_graph = _as_constant(_name_in_graph)
+as_constant: Any = torch.compiler.assume_constant_result
+name_in_graph = as_constant(_name_in_graph)
 
 
 def pattern_of(name: str) -> Pattern:
