@@ -214,8 +214,9 @@ def attention(
     autocast q, k and v are cast, as torch's own attention casts them, but for those of float8.
 
     Of DTensors, as tensor and data parallelism split them along heads and batch, each device attends to its part, and the
-    results are split as q. What cannot be split so, such as tokens, is replicated first; q, k, v, sink_logits and scales
-    are all DTensors of one mesh then, and other tensors may be plain ones, the same on all devices.
+    results are split as q. Key heads that cannot be split as far as those of q are whole on each device; what else
+    cannot be split so, such as tokens, is replicated first. q, k, v, sink_logits and scales are all DTensors of one
+    mesh then, and other tensors may be plain ones, the same on all devices.
     """
     lists = (sink_logits, indices, index_counts)
     pattern, mask = split_mask(pattern)
