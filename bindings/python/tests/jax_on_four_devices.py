@@ -214,6 +214,45 @@ def test_shard_map(mapped):
     assert check(found, arrays, [spec] * 4) == set()
 
 
+def exported(call, arrays, specs):
+    """The program of a file, for four devices, on arrays that lie so."""
+    pytest.importorskip("flatbuffers")  # with which JAX writes programs
+    if not jax.config.jax_use_shardy_partitioner:
+        pytest.skip("JAX runs no program for several devices without Shardy, whatever is in it")
+    disabled = [jax.export.DisabledSafetyCheck.custom_call(f"sparseattn_{op}") for op in ("forward", "backward")]
+    forms = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(MESH, p)) for x, p in zip(arrays, specs))
+    program = jax.export.export(jax.jit(call), disabled_checks=disabled)(*forms)
+    assert program.nr_devices == 4
+    return jax.export.deserialize(program.serialize()).call
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_exported_program_computes_the_same(mapped):
+    """XLA gathers what its calls read, as no file can say how devices share them."""
+    call = jax.vmap(causal()) if mapped else causal()
+    arrays = [x[None] for x in operands()] if mapped else operands()
+    specs = [P(None, *OWN) if mapped else OWN] * 4
+    program = exported(call, arrays, specs)
+    placed = [jax.device_put(x, NamedSharding(MESH, spec)) for x, spec in zip(arrays, specs)]
+    for one, other in zip(jax.tree.leaves(program(*placed)), jax.tree.leaves(call(*arrays)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_an_exported_program_shares_what_shard_map_does():
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None or "check_vma" not in inspect.signature(shard_map).parameters:
+        pytest.skip("this JAX has another shard_map")
+    results = (OWN, OWN, OWN), (OWN, P("data", "model"))
+    call = shard_map(causal(), mesh=MESH, in_specs=(OWN,) * 4, out_specs=results, check_vma=False)
+    arrays = operands()
+    program = exported(call, arrays, [OWN] * 4)
+    placed = [jax.device_put(x, NamedSharding(MESH, OWN)) for x in arrays]
+    compiled = jax.jit(program).lower(*placed).compile()
+    assert "all-gather" not in compiled.as_text()
+    for one, other in zip(jax.tree.leaves(compiled(*placed)), jax.tree.leaves(causal()(*arrays)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
 def test_finer_heads_on_a_cache():
     """No device copies its heads of a cache in each call: queries are gathered."""
     q, k, v, _ = operands(8, 2)

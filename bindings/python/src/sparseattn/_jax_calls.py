@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """XLA's calls of the library: what is constant in one, how vmap makes many of it, and how devices of a mesh share it.
 
-A call is three functions of JAX, one in the other. The outermost is what vmap sees: it gives all operands one more axis
-in front, which the handlers know how to read. The next is what XLA's partitioner sees where arrays lie on several
-devices: it says along which axes a call falls into calls of the same kind, batch entries and heads, so that each device
-computes its own. The innermost is the custom call.
+A call is functions of JAX, one in the other. The outermost is what vmap sees: it gives all operands one more axis in
+front, which the handlers know how to read. The next is what XLA's partitioner sees where arrays lie on several devices:
+it says along which axes a call falls into calls of the same kind, batch entries and heads, so that each device computes
+its own. The innermost is the custom call. Programs of jax.export have that alone, for what the partitioner sees is a
+function of Python, which no file holds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._core import ShapeError, default_context, ffi, lib, own
@@ -156,10 +159,35 @@ def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, .
 
 
 def _shared(made: _Pass) -> Any:
-    """What runs a pass, and tells XLA's partitioner how devices share it."""
+    """What runs a pass where arrays may lie on several devices."""
     mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5 does not have
     if mesh_of_now and mesh_of_now().manual_axes:  # inside of shard_map, where each device has its own
         return made.run
+    partitioned = _partitioned(made)
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(_shared_call.bind(*arrays, made=made, partitioned=jax.make_jaxpr(partitioned)(*arrays)))
+
+    return run
+
+
+def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:
+    is_exported = context.module_context.lowering_parameters.for_export
+    function = made.run if is_exported else jaxpr_as_fun(partitioned)
+    return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+
+
+# A call of which nobody knows yet whether it is compiled here, or exported. JAX looks into its jaxpr, and so finds that
+# it must know the devices before it lowers the call.
+_shared_call = Primitive("sparseattn")
+_shared_call.multiple_results = True
+_shared_call.def_abstract_eval(lambda *arrays, made, partitioned: partitioned.out_avals)
+_shared_call.def_impl(lambda *arrays, made, partitioned: made.run(*arrays))
+mlir.register_lowering(_shared_call, _lower)
+
+
+def _partitioned(made: _Pass) -> Any:
+    """What runs a pass, and tells XLA's partitioner how devices share it."""
     whole = custom_partitioning(made.run)
 
     def infer(mesh: Mesh, operands: Any, results: Any) -> Any:

@@ -250,7 +250,8 @@ def attention(
     those of their queries. Where those of queries are divided further than heads_kv can be, each device has all heads
     of keys that are left, and gradients of these are added up. What is divided otherwise, say along tokens, is gathered
     first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
-    heads, of its own; gradients inside of it need check_vma=False.
+    heads, of its own; gradients inside of it need check_vma=False. Programs of jax.export gather what calls read that
+    are outside of jax.shard_map.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
