@@ -18,6 +18,7 @@ import sparseattn.jax as saj
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
 OWN = P("data", None, "model")  # batch entries and heads
 HEADS = P(None, None, ("data", "model"))
+LINE = Mesh(np.array(jax.devices()), ("model",))  # which divides heads that MESH leaves
 
 
 def operands(heads_q=4, heads_kv=2, batch=4):
@@ -38,12 +39,12 @@ def differentiate(q, k, v, dout, sinks=None, **options):
     return jax.grad(loss, given, has_aux=True)(q, k, v, sinks)
 
 
-def check(call, arrays, specs):
+def check(call, arrays, specs, mesh=MESH, bound=2e-5):
     """What moves between devices where arrays lie so, if the results are those of one device."""
-    placed = [jax.device_put(x, NamedSharding(MESH, spec)) for x, spec in zip(arrays, specs, strict=True)]
+    placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(arrays, specs, strict=True)]
     compiled = jax.jit(call).lower(*placed).compile()
     for one, other in zip(jax.tree.leaves(compiled(*placed)), jax.tree.leaves(call(*arrays)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(one, other, rtol=bound, atol=bound)
     return set(re.findall(r" (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(", compiled.as_text()))
 
 
@@ -73,6 +74,65 @@ def test_sinks_add_up_their_gradients():
 def test_queries_of_a_group_on_several_devices(heads_q, heads_kv, of_q, of_k):
     """Gradients of their keys are the sums of what devices have."""
     assert check(causal(), operands(heads_q, heads_kv), [of_q, of_k, of_k, of_q]) == {"all-reduce"}
+
+
+ON_LINE = P(None, None, "model")
+FINER = [(8, 2), (12, 3), (12, 6), (24, 3)]  # four devices have a part of a group, or of two
+
+
+@pytest.mark.parametrize("heads_q, heads_kv", FINER)
+def test_heads_that_those_of_keys_cannot_follow(heads_q, heads_kv):
+    """Each device has all key heads, and computes a part of their gradients."""
+    sinks = jnp.linspace(-1, 1, heads_q, dtype=jnp.float32)
+    specs = [ON_LINE, P(), P(), ON_LINE, P("model")]
+    assert check(causal(), [*operands(heads_q, heads_kv), sinks], specs, LINE) == {"all-reduce"}
+    assert "all-gather" not in check(jax.vmap(causal(), (0, None, None, 0)), *mapped(heads_q, heads_kv), LINE)
+    if heads_kv == 3:
+        assert check(causal(), operands(heads_q, heads_kv), [HEADS, P(), P(), HEADS]) == {"all-reduce"}
+
+
+def mapped(heads_q, heads_kv):
+    """operands, of which vmap maps those of queries, and how they lie on LINE."""
+    q, k, v, dout = operands(heads_q, heads_kv)
+    return [jnp.stack([q, -q]), k, v, jnp.stack([dout, dout])], [P(None, *ON_LINE), P(), P(), P(None, *ON_LINE)]
+
+
+def test_keys_that_lie_elsewhere():
+    """Key heads that are divided otherwise, and those that a projection makes, are brought to where they are needed."""
+    q, k, v, dout = operands(16, 4)
+    on_both = [HEADS, P(None, None, "model"), P(None, None, "model"), HEADS]
+    check(causal(), [q, k, v, dout], on_both)
+    weights = jax.random.normal(jax.random.key(2), (16, 2 * 16)) / 4
+
+    def call(q, x, weights, dout):
+        k = (x @ weights).reshape(4, 40, 2, 16)
+        return differentiate(q, k, k, dout, pattern="causal")
+
+    check(call, [q, k[:, :, 0], weights, dout], [ON_LINE, P(), P(None, "model"), ON_LINE], LINE)
+
+
+@pytest.mark.parametrize("axes", ["bhsd", "thd"])
+def test_finer_heads_of_other_axes_and_lists(axes):
+    order, spec = {"bhsd": ((0, 2, 1, 3), P(None, "model")), "thd": (None, P(None, "model"))}[axes]
+    q, k, v, dout = (x.transpose(order) if order else x[0] for x in operands(12, 3))
+    shape = (40, 3, 8) if axes == "thd" else (4, 40, 3, 8)
+    indices = jax.random.randint(jax.random.key(1), shape, 0, 40)
+    counts = jax.random.randint(jax.random.key(2), shape[:-1], 0, 9)
+
+    def call(indices, counts, *x):
+        options = {"indices": indices, "index_counts": counts, "axes": axes}
+        return differentiate(*x, pattern=sa.causal() & sa.runtime_tokens(8), **options)
+
+    arrays, specs = [indices, counts, q, k, v, dout], [P(), P(), spec, P(), P(), spec]
+    assert "all-gather" not in check(call, arrays, specs, LINE)
+
+
+def test_finer_heads_of_float8():
+    def call(q, k, v, dout):
+        return jax.grad(lambda *x: (saj.float8_attention(*x, "causal") * dout).sum(), (0, 1, 2))(q, k, v)
+
+    # What devices have of a gradient is of bfloat16 before it is added up.
+    assert check(call, operands(8, 2), [ON_LINE, P(), P(), ON_LINE], LINE, bound=2e-2) == {"all-reduce"}
 
 
 def test_lists_of_a_call():
@@ -152,6 +212,55 @@ def test_shard_map(mapped):
     results = (spec, spec, spec), (spec, rows)
     found = shard_map(call, mesh=MESH, in_specs=(spec,) * 4, out_specs=results, check_vma=False)
     assert check(found, arrays, [spec] * 4) == set()
+
+
+def exported(call, arrays, specs):
+    """The program of a file, for four devices, on arrays that lie so."""
+    pytest.importorskip("flatbuffers")  # with which JAX writes programs
+    if not jax.config.jax_use_shardy_partitioner:
+        pytest.skip("JAX runs no program for several devices without Shardy, whatever is in it")
+    disabled = [jax.export.DisabledSafetyCheck.custom_call(f"sparseattn_{op}") for op in ("forward", "backward")]
+    forms = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(MESH, p)) for x, p in zip(arrays, specs))
+    program = jax.export.export(jax.jit(call), disabled_checks=disabled)(*forms)
+    assert program.nr_devices == 4
+    return jax.export.deserialize(program.serialize()).call
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_exported_program_computes_the_same(mapped):
+    """XLA gathers what its calls read, as no file can say how devices share them."""
+    call = jax.vmap(causal()) if mapped else causal()
+    arrays = [x[None] for x in operands()] if mapped else operands()
+    specs = [P(None, *OWN) if mapped else OWN] * 4
+    program = exported(call, arrays, specs)
+    placed = [jax.device_put(x, NamedSharding(MESH, spec)) for x, spec in zip(arrays, specs)]
+    for one, other in zip(jax.tree.leaves(program(*placed)), jax.tree.leaves(call(*arrays)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_an_exported_program_shares_what_shard_map_does():
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None or "check_vma" not in inspect.signature(shard_map).parameters:
+        pytest.skip("this JAX has another shard_map")
+    results = (OWN, OWN, OWN), (OWN, P("data", "model"))
+    call = shard_map(causal(), mesh=MESH, in_specs=(OWN,) * 4, out_specs=results, check_vma=False)
+    arrays = operands()
+    program = exported(call, arrays, [OWN] * 4)
+    placed = [jax.device_put(x, NamedSharding(MESH, OWN)) for x in arrays]
+    compiled = jax.jit(program).lower(*placed).compile()
+    assert "all-gather" not in compiled.as_text()
+    for one, other in zip(jax.tree.leaves(compiled(*placed)), jax.tree.leaves(causal()(*arrays)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+def test_finer_heads_on_a_cache():
+    """No device copies its heads of a cache in each call: queries are gathered."""
+    q, k, v, _ = operands(8, 2)
+    starts = jnp.asarray([3, 5, 30, 20])
+    call = functools.partial(saj.decode, pattern="causal")
+    given = [q[:, :2], k, v, starts]
+    found = check(lambda q, k, v, starts: call(q, k, v, starts=starts), given, [ON_LINE, P(), P(), P()], LINE)
+    assert found == {"all-gather"}
 
 
 def test_decode():

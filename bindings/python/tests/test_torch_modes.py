@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What dispatch modes of torch make of the operators: counts of FLOPs, and checkpoints that choose what they keep."""
 
+import copy
+import types
+
 import pytest
 
 import sparseattn as sa
@@ -77,6 +80,75 @@ def test_flops_without_numbers():
         mask = torch.ones(40, 40, dtype=torch.bool)  # nobody knows what it keeps
         assert counted(lambda: sat.attention(q, k, v, PATTERN).sum().backward()) == flops_of(pairs_of(PATTERN))
         assert counted(lambda: sat.attention(q, k, v, mask).sum().backward()) == flops_of(8 * 40 * 40)
+
+
+PER_BATCH = sa.per_batch(["causal", "full", "window(3,0)"])
+CAPACITY = 48
+
+
+def make_cache(lengths, **options):
+    cache = sat.KVCache(len(lengths), CAPACITY, heads_kv=2, head_dim=24, head_dim_v=16, page_size=8, **options)
+    k, v = torch.randn(len(lengths), max(lengths), 2, 24), torch.randn(len(lengths), max(lengths), 2, 16)
+    cache.append(k, v, lengths)
+    return cache
+
+
+def flops_on_cache(pattern, spans, heads=4):
+    """Of rows begin up to end of each entry."""
+    made = sa.parse(pattern) if isinstance(pattern, str) else pattern
+    seen = (made & sa.causal()).to_mask(sa.Extent(CAPACITY, batch=len(spans), heads=heads))
+    pairs = sum(seen[entry, :, begin:end].sum() for entry, (begin, end) in enumerate(spans))
+    return {"sparseattn.decoded": 2 * (24 + 16) * pairs}
+
+
+@pytest.mark.parametrize("pattern", [PATTERN, "full", "window(5,5)", PER_BATCH, str(PER_BATCH), PER_HEAD])
+@pytest.mark.parametrize("options", [{}, {"return_lse": True}, {"axes": "bhsd"}, {"step": sat.Step()}])
+def test_flops_of_calls_on_caches(pattern, options):
+    lengths = [30, 2, 41]
+    cache, q = make_cache(lengths), torch.randn(3, 4, 5, 24)
+    for n in (5, 1):
+        asked = q[:, :, :n] if "axes" in options else q[:, :, :n].transpose(1, 2)
+        expected = flops_on_cache(pattern, [(max(0, length - n), length) for length in lengths])
+        options.get("step", sat.Step()).reset()
+        assert counted(lambda: sat.decode(asked, cache, pattern, **options)) == expected
+
+
+def test_flops_of_entries_with_several_numbers_of_queries():
+    cache, counts = make_cache([30, 2, 41]), torch.tensor([0, 1, 9])
+    q = torch.randn(12, 4, 24)
+    for pattern in (PATTERN, PER_BATCH):
+        expected = flops_on_cache(pattern, [(30, 30), (1, 2), (32, 41)])
+        assert counted(lambda: sat.decode(q, cache, pattern, counts)) == expected
+    assert counted(lambda: sat.decode(q, cache[2:], "full", [12])) == flops_on_cache("full", [(29, 41)])
+    assert counted(lambda: sat.decode(q, cache, PATTERN, [0, 0, 0])) == {"sparseattn.decoded": 0}
+
+
+def test_flops_of_lists_and_trees_on_caches():
+    """Lists count with all that they have room for, and drafts as if they were one text."""
+    cache, q = make_cache([30, 20]), torch.randn(2, 3, 4, 24)
+    lists = torch.randint(0, 20, (2, 3, 2, 5))
+    for pattern in ("runtime_tokens(5)", "causal & runtime_tokens(5)"):
+        found = counted(lambda: sat.decode(q, cache, pattern, indices=lists))
+        assert found == {"sparseattn.decoded": 2 * 40 * 2 * 4 * 3 * 5}
+    parents = torch.tensor([[-1, 0, 0]] * 2)
+    found = counted(lambda: sat.decode(q, cache, "full", parents=parents))
+    assert found == flops_on_cache("full", [(27, 30), (17, 20)])
+
+
+def test_flops_of_counts_that_lie_on_a_device(monkeypatch):
+    """Nobody waits for it: they are known where an append has read the very tensor, and it was not written since."""
+    from sparseattn.torch._cache import _rows_known
+
+    cache, counts = make_cache([30, 20]), torch.tensor([2, 1])
+    cache.append(torch.randn(3, 2, 24), torch.randn(3, 2, 16), counts)
+    twin = copy.deepcopy(cache)
+    for one in (cache, twin, cache[:]):
+        monkeypatch.setattr(one, "k", types.SimpleNamespace(is_cuda=True, device=counts.device), raising=False)
+    nothing = [32, 21], [32, 21]
+    assert _rows_known(cache, counts, 3, True) == _rows_known(cache[:], counts, 3, True) == ([30, 20], [32, 21])
+    assert _rows_known(cache, counts.clone(), 3, True) == _rows_known(twin, counts, 3, True) == nothing
+    counts += 1
+    assert _rows_known(cache, counts, 3, True) == nothing
 
 
 def test_flops_of_compiled_code():

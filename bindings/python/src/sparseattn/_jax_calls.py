@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """XLA's calls of the library: what is constant in one, how vmap makes many of it, and how devices of a mesh share it.
 
-A call is three functions of JAX, one in the other. The outermost is what vmap sees: it gives all operands one more axis
-in front, which the handlers know how to read. The next is what XLA's partitioner sees where arrays lie on several
-devices: it says along which axes a call falls into calls of the same kind, batch entries and heads, so that each device
-computes its own. The innermost is the custom call.
+A call is functions of JAX, one in the other. The outermost is what vmap sees: it gives all operands one more axis in
+front, which the handlers know how to read. The next is what XLA's partitioner sees where arrays lie on several devices:
+it says along which axes a call falls into calls of the same kind, batch entries and heads, so that each device computes
+its own. The innermost is the custom call. Programs of jax.export have that alone, for what the partitioner sees is a
+function of Python, which no file holds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._core import ShapeError, default_context, ffi, lib, own
@@ -109,7 +112,8 @@ class _Pass(NamedTuple):
 
     def axes(self, name: str) -> tuple[Any, ...]:
         """The axes of an operand or result: numbers are those of vmap, letters those of the call. Axes of one name have
-        one size: b is batch, h heads_kv, and H heads_q, which is h times g, the group."""
+        one size: b is batch, h heads_kv, and H heads_q, which is h times g, the group. Where devices divide heads, h is
+        what divides both kinds, and g what divides those of queries further."""
         problem = self.call.read_problem()
         q = {lib.SPATTN_BSHD: "bsHd", lib.SPATTN_BHSD: "bHsd", lib.SPATTN_THD: "sHd"}[problem.axes]
         k = q.replace("s", "t").replace("H", "h")
@@ -155,10 +159,35 @@ def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, .
 
 
 def _shared(made: _Pass) -> Any:
-    """What runs a pass, and tells XLA's partitioner how devices share it."""
+    """What runs a pass where arrays may lie on several devices."""
     mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5 does not have
     if mesh_of_now and mesh_of_now().manual_axes:  # inside of shard_map, where each device has its own
         return made.run
+    partitioned = _partitioned(made)
+
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(_shared_call.bind(*arrays, made=made, partitioned=jax.make_jaxpr(partitioned)(*arrays)))
+
+    return run
+
+
+def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:
+    is_exported = context.module_context.lowering_parameters.for_export
+    function = made.run if is_exported else jaxpr_as_fun(partitioned)
+    return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+
+
+# A call of which nobody knows yet whether it is compiled here, or exported. JAX looks into its jaxpr, and so finds that
+# it must know the devices before it lowers the call.
+_shared_call = Primitive("sparseattn")
+_shared_call.multiple_results = True
+_shared_call.def_abstract_eval(lambda *arrays, made, partitioned: partitioned.out_avals)
+_shared_call.def_impl(lambda *arrays, made, partitioned: made.run(*arrays))
+mlir.register_lowering(_shared_call, _lower)
+
+
+def _partitioned(made: _Pass) -> Any:
+    """What runs a pass, and tells XLA's partitioner how devices share it."""
     whole = custom_partitioning(made.run)
 
     def infer(mesh: Mesh, operands: Any, results: Any) -> Any:
@@ -171,15 +200,18 @@ def _shared(made: _Pass) -> Any:
         return mesh, share.run, tuple(map(share.sharding, names)), tuple(map(share.sharding, made.operands))
 
     # JAX would fail where it cannot say by axes of the mesh how an array is divided, say by a half of one.
-    whole.def_partition(partition, infer, decode_shardings=False, sharding_rule=lambda *_: _rule(made))
+    whole.def_partition(partition, infer, decode_shardings=False, sharding_rule=lambda mesh, *_: _rule(made, mesh))
     return whole
 
 
-def _rule(made: _Pass) -> tuple[str, dict[str, int]]:
-    """What Shardy propagates by: axes of one name are divided in one way."""
+def _rule(made: _Pass, mesh: Mesh) -> tuple[str, dict[str, int]]:
+    """What Shardy propagates by: axes of one name are divided in one way. Heads of queries that an axis of the mesh may
+    divide where it cannot divide those of keys are no groups then: Shardy would cut that axis, to divide keys by a part
+    of it, and they would be gathered again."""
     problem = made.call.read_problem()
     group = problem.heads_q // problem.heads_kv
-    words = {"H": "h" if group == 1 else "g" if problem.heads_kv == 1 else "(h g)"}
+    is_finer = any(problem.heads_q % size == 0 and problem.heads_kv % size for size in mesh.shape.values())
+    words = {"H": "h" if group == 1 else "g" if problem.heads_kv == 1 or is_finer else "(h g)"}
 
     def write(names: Any) -> str:
         # Shardy has a notation of its own for axes that vmap has put in front.
@@ -208,7 +240,7 @@ class _Share(NamedTuple):
 
     def grown(self, axis: Any, dividers: tuple[str, ...]) -> _Share:
         """The same with an axis divided as well, where that is possible. Heads are divided with those of keys, and what
-        is left divides a group, which is then all that a device has."""
+        is left divides heads of queries alone."""
         cuts = [{axis: dividers}]
         if axis == "H":
             cuts = [{"h": dividers[:n], "g": dividers[n:]} for n in range(len(dividers), -1, -1)]
@@ -221,33 +253,65 @@ class _Share(NamedTuple):
     def is_possible(self) -> bool:
         problem = self.made.call.read_problem()
         sizes: dict[Any, int] = dict(enumerate(self.made.results[0][1][: self.made.mapped]))
-        sizes |= {"b": problem.batch, "h": problem.heads_kv, "g": problem.heads_q // problem.heads_kv}
+        sizes |= {"b": problem.batch, "h": problem.heads_kv, "g": problem.heads_q // self.parts("h")}
         if any(axis not in sizes or sizes[axis] % self.parts(axis) for axis in self.by):
             return False
-        if "g" in self.by and self.parts("h") != problem.heads_kv:
-            return False
+        if "g" in self.by and self.parts("h") != problem.heads_kv and problem.flags & lib.SPATTN_PLAN_STARTS:
+            return False  # each call would copy a part of the cache
         used = list(itertools.chain.from_iterable(self.by.values()))
         return len(used) == len(set(used)) and _has_plan(self.local().call)
 
     def local(self) -> _Pass:
         """The pass of a device."""
         problem = self.made.call.read_problem()
-        heads_kv = problem.heads_kv // self.parts("h")
+        heads_kv = len(self.heads(0))
         heads_q = problem.heads_q // self.parts("h") // self.parts("g")
         call = self.made.call.changed(batch=problem.batch // self.parts("b"), heads_q=heads_q, heads_kv=heads_kv)
         results = []
         for name, shape, dtype in self.made.results:
-            results.append((name, self.sharding(name).shard_shape(shape), dtype))
+            part = dict(zip(self.made.axes(name), self.sharding(name).shard_shape(shape)))
+            part |= {"h": heads_kv} if "h" in part else {}
+            results.append((name, tuple(part.values()), dtype))
         return self.made._replace(call=call, results=tuple(results))
+
+    def heads(self, rank: int) -> list[int]:
+        """Which of the key heads that a device has belong to its query heads: one for each part of a group that it has.
+        rank counts the devices that have the same key heads."""
+        problem = self.made.call.read_problem()
+        group, mine = problem.heads_q // problem.heads_kv, problem.heads_q // self.parts("h") // self.parts("g")
+        return [head // group for head in range(rank * mine, (rank + 1) * mine, math.gcd(group, mine))]
 
     def run(self, *arrays: Any) -> tuple[jax.Array, ...]:
         """What a device computes. A gradient of what several devices have is the sum of theirs."""
+        heads_kv = self.made.call.read_problem().heads_kv // self.parts("h")
+        table = [self.heads(rank) for rank in range(self.parts("g"))]
+        heads = None if heads_kv == 1 or "g" not in self.by else jnp.asarray(table)[jax.lax.axis_index(self.by["g"])]
+        if heads is not None:
+            arrays = tuple(_take(x, self.made.axes(name), heads) for name, x in zip(self.made.operands, arrays))
         results = []
         for (name, *_), array in zip(self.made.results, self.local().run(*arrays)):
+            if heads is not None:
+                array = _put_back(array, self.made.axes(name), heads, heads_kv)
             axes = "".join(map(str, self.made.axes(name))).replace("H", "hg")
             over = [name for axis, by in self.by.items() if str(axis) not in axes for name in by]
             results.append(jax.lax.psum(array, over) if over else array)
         return tuple(results)
+
+
+def _take(array: Any, axes: tuple[Any, ...], heads: Any) -> Any:
+    """Of what has an axis of key heads, these."""
+    return jnp.take(array, heads, axes.index("h"), mode="clip") if "h" in axes else array
+
+
+def _put_back(array: Any, axes: tuple[Any, ...], heads: Any, heads_kv: int) -> Any:
+    """The gradient of all key heads, from those of these, which may be there more than once."""
+    if "h" not in axes:
+        return array
+    parts = jnp.moveaxis(array, axes.index("h"), 0)
+    whole = jnp.zeros((heads_kv, *parts.shape[1:]), array.dtype)
+    for head, part in zip(heads, parts):  # one after the other, so that sums have one order on a GPU, too
+        whole = whole.at[head].add(part)
+    return jnp.moveaxis(whole, 0, axes.index("h"))
 
 
 def _find_share(made: _Pass, mesh: Mesh, arrays: Any) -> _Share:

@@ -247,9 +247,11 @@ def attention(
     entries, with sinks, and with "thd". A mask for a pattern is read while JAX traces: it is a constant, too.
 
     Where jit finds arrays on several devices, each computes the batch entries and heads that it has, heads of keys with
-    those of their queries; where heads_kv is 1, heads of queries alone are divided. What is divided otherwise, say along
-    tokens, is gathered first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has
-    batch entries, or heads, of its own; gradients inside of it need check_vma=False.
+    those of their queries. Where those of queries are divided further than heads_kv can be, each device has all heads
+    of keys that are left, and gradients of these are added up. What is divided otherwise, say along tokens, is gathered
+    first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
+    heads, of its own; gradients inside of it need check_vma=False. Programs of jax.export gather what calls read that
+    are outside of jax.shard_map.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
@@ -494,7 +496,8 @@ def decode(
     k_scales       float32, shaped as k without head_dim: what the rows of a float8 cache are multiplied by; None is 1
     v_scales       as k_scales, of v; None where values lie in keys
 
-    The other options, and what is returned, are those of attention, but that there are no gradients. vmap makes one
+    The other options, and what is returned, are those of attention, but that there are no gradients. On several devices
+    heads of queries are divided further than heads of keys only where each device has one of these. vmap makes one
     call after the other. Each operand is described further at sparseattn.Plan.forward. Raises as attention.
     """
     register()

@@ -81,7 +81,7 @@ class _Attention(torch.autograd.Function):
             raise UnsupportedError(f"{message}; accepted: one after the other", "SPATTN_E_UNSUPPORTED", "dout")
         if dout is None and dlse is None:
             return (None,) * 8
-        if _num_dispatch_modes() and ctx.scalars is not None:  # somebody looks on who did not in forward
+        if num_dispatch_modes() and ctx.scalars is not None:  # somebody looks on who did not in forward
             operands, scalars = (q, k, v, sink_logits, indices, index_counts, None), ctx.scalars
             gradients = gradients_of(dout, dlse, out, lse, operands, (name_of(ctx.plan._pattern), *scalars))
             return None, None, *gradients, None, None
@@ -108,7 +108,7 @@ def once(gradients: tuple[torch.Tensor | None, ...], *operands: torch.Tensor | N
     return _Once.apply(gradients, *operands)
 
 
-_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+num_dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
 _is_tracing = torch._C._is_tracing
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
@@ -129,7 +129,7 @@ def _is_eager(
         and (scales[0] is scales[1] is scales[2] is None or all(x is None or type(x) in PLAIN for x in scales))
         and (documents[0] is None or type(documents[0]) in PLAIN)
         and (documents[1] is None or type(documents[1]) in PLAIN)
-        and not _num_dispatch_modes()
+        and not num_dispatch_modes()
         and _functorch_level() is None
         and not _is_tracing()
         and forward_ad._current_level < 0
@@ -214,8 +214,9 @@ def attention(
     autocast q, k and v are cast, as torch's own attention casts them, but for those of float8.
 
     Of DTensors, as tensor and data parallelism split them along heads and batch, each device attends to its part, and the
-    results are split as q. What cannot be split so, such as tokens, is replicated first; q, k, v, sink_logits and scales
-    are all DTensors of one mesh then, and other tensors may be plain ones, the same on all devices.
+    results are split as q. Key heads that cannot be split as far as those of q are whole on each device; what else
+    cannot be split so, such as tokens, is replicated first. q, k, v, sink_logits and scales are all DTensors of one
+    mesh then, and other tensors may be plain ones, the same on all devices.
     """
     lists = (sink_logits, indices, index_counts)
     pattern, mask = split_mask(pattern)

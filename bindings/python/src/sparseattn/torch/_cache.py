@@ -24,12 +24,12 @@ from .._core import (
     integer,
     real,
 )
-from .._patterns import Pattern
+from .._patterns import Pattern, as_pattern
 from .._plans import find
 from .._problem import sizes_of
 from .._step import OTHER_NUMBERS, Step, StepOfCaches, refuse_other
 from ._append import WITHOUT_GRADIENTS, Append
-from ._attention import refuse_transforms
+from ._attention import num_dispatch_modes, refuse_transforms
 from ._tensors import (
     TensorPlan,
     change_of,
@@ -168,6 +168,7 @@ class KVCache:
         self._free = list(range(pages))[::-1] if self._is_shared else []
         self._entries = range(batch)  # of the cache that this is a part of
         self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
+        self._counts_read: list[Any] = []  # the last tensor of counts that an append read, noted, and its numbers
         self._appends: dict[Any, Append] = {}  # those of the forms that the last tokens had
 
     @property
@@ -188,12 +189,12 @@ class KVCache:
         part = copy.copy(self)
         for name in ("lengths", "page_table", "_tokens", "_reserved", "_room", "_forgotten", "_held", "_entries"):
             setattr(part, name, getattr(self, name)[entries])
-        part._captured = self._captured
+        part._captured, part._counts_read = self._captured, self._counts_read
         return part
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: tensors and numbers, but no calls of the library that are prepared for this one's memory."""
-        return self.__dict__ | {"_captured": [], "_appends": {}}
+        return self.__dict__ | {"_captured": [], "_counts_read": [], "_appends": {}}
 
     def __repr__(self) -> str:
         sizes = f"{self.batch} entries of up to {self.capacity} tokens, {self.k.shape[2]} heads of {self.k.shape[3]}"
@@ -329,6 +330,8 @@ class KVCache:
         else:
             read = self._read_counts(counts, n, is_ragged)
             self._reserve(read)
+            if isinstance(counts, torch.Tensor):
+                self._counts_read[:] = note_of(counts), read
             counts = counts if self._lies_there(counts) else self._to_device(read)
         try:
             self._write(k, v, n, counts, is_ragged)
@@ -718,6 +721,11 @@ def decode(
     The host waits for nothing: lengths are read on the device. Plans are remembered as those of attention, and one
     serves a sequence of any length. CUDA graphs may capture a call, but for the first of its sizes, which makes the plan.
 
+    torch.utils.flop_counter.FlopCounterMode counts the pairs that the pattern keeps of these queries, as
+    sparseattn.decoded: where the host's numbers of tokens say that they are, nodes of trees as if each saw all tokens
+    before it, and all that lists have room for. Counts that lie on a GPU it knows where append was given the same
+    tensor, and else counts nothing, as it does of a graph's replays.
+
     Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
     """
     options = (axes, scale, softcap, reference, tf32)
@@ -767,7 +775,7 @@ def _decode(
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
     if _is_capturing(q):
         cache._captured.append(plan)
-    queries = q.shape[{"thd": 0, "bshd": 1, "bhsd": 2}[axes]]
+    queries, given_counts = q.shape[{"thd": 0, "bshd": 1, "bhsd": 2}[axes]], counts
     if step is None:
         places = _places_of(cache, counts, queries, is_ragged)
     else:
@@ -784,6 +792,12 @@ def _decode(
     results = plan.run(q, k, v, **more, out=out, return_lse=return_lse)
     if step is not None:
         step._keep(key, made)  # not before a call has done with it
+    if num_dispatch_modes():
+        pattern = as_pattern(pattern)
+        begins, ends = _rows_known(cache, given_counts, queries, is_ragged)
+        written = results[0] if return_lse else results
+        about = pattern._name, axes, begins, ends, cache.k.shape[2], cache.capacity
+        torch.ops.sparseattn.decoded(q, written, *about)
     return results
 
 
@@ -798,6 +812,18 @@ def _places_of(cache: KVCache, counts: Any, queries: int, is_ragged: bool) -> di
 def _known_counts(cache: KVCache, counts: Any, queries: int) -> Any:
     """A tensor that the device reads, or numbers."""
     return counts if cache._lies_there(counts) and cache.k.is_cuda else cache._read_counts(counts, queries, True)
+
+
+def _rows_known(cache: KVCache, counts: Any, queries: int, is_ragged: bool) -> tuple[list[int], list[int]]:
+    """Which rows of the pattern ask in each entry, begin and end, as far as the host knows it and waits for no device:
+    none where only the device has the counts."""
+    asked: Any = queries
+    if is_ragged and not (cache.k.is_cuda and cache._lies_there(counts)):
+        asked = cache._read_counts(counts, queries, True)
+    elif is_ragged:
+        noted, read = cache._counts_read or (None, 0)
+        asked = read if noted is not None and not change_of(counts, noted) else 0
+    return np.maximum(cache._tokens - asked, 0).tolist(), cache._tokens.tolist()
 
 
 class _Places:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from .._core import Context, default_context
-from .._patterns import Pattern, Stats
+from .._core import Context, ShapeError, default_context
+from .._patterns import Pattern, Stats, per_batch, rows
 from .._plans import Plan, find
 from .._problem import sizes_of
 from ._operators import NUM_OPERANDS, NUM_SCALARS, SCALES, pattern_of
@@ -66,5 +66,47 @@ def _make_stats(
     return Plan(pattern, **sizes_of(*shapes, axes, head_dim_v), q_offset=q_offset, context=context).stats()
 
 
+# ---- calls on caches ----
+
+
+def _flops_decoded(
+    q: Any,
+    out: Any,
+    pattern: str,
+    axes: str,
+    begins: list[int],
+    ends: list[int],
+    heads_kv: int,
+    capacity: int,
+    out_val: Any = None,
+    **options: Any,
+) -> int:
+    """What a call of decode has computed, whose queries of entry b are rows begins[b] up to ends[b] of the pattern,
+    [capacity, capacity]."""
+    sizes = {"heads_q": q.shape[axes.index("h")], "heads_kv": heads_kv, "seq_k": capacity}
+    sizes |= {"head_dim": q.shape[-1], "head_dim_v": out.shape[-1]}
+    key = (tuple(zip(begins, ends)), tuple(sizes.items()))
+    found: int = find(_count_rows, default_context(), pattern_of(pattern), key)
+    return found
+
+
+def _count_rows(context: Context, pattern: Pattern, spans: tuple[Any, ...], sizes: tuple[Any, ...]) -> int:
+    seen, options = pattern & "causal", {**dict(sizes), "context": context}
+    capacity, asked = options["seq_k"], [(begin, end) for begin, end in spans if begin < end]
+    if not asked:
+        return 0
+    try:
+        made = Plan(rows(seen, asked, capacity), seq_q=sum(end - begin for begin, end in asked), **options)
+        return int(made.stats().flops_forward)
+    except ShapeError:  # the pattern tells batch entries apart: each entry's rows are its own
+        pass
+    flops = 0
+    for n in {end - begin for begin, end in asked}:
+        own = [rows(seen, [span], capacity) if span[1] - span[0] == n else "full - full" for span in spans]
+        flops += int(Plan(per_batch(own), batch=len(own), seq_q=n, **options).stats().flops_forward)
+    return flops
+
+
 register_flop_formula(torch.ops.sparseattn.forward, get_raw=True)(_flops_forward)
 register_flop_formula(torch.ops.sparseattn.backward, get_raw=True)(_flops_backward)
+register_flop_formula(torch.ops.sparseattn.decoded, get_raw=True)(_flops_decoded)

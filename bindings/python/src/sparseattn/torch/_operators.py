@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The two operators that graphs of torch hold: torch.ops.sparseattn.forward and .backward."""
+"""The two operators that graphs of torch hold, torch.ops.sparseattn.forward and .backward, and .decoded, by which calls
+on caches tell dispatch modes what they did."""
 
 from __future__ import annotations
 
@@ -33,6 +34,10 @@ _library.define(f"forward({_OPERANDS}, {_SCALARS}, bool backward, {_OF_LATER}) -
 _library.define(
     f"backward(Tensor? dout, Tensor? dlse, Tensor out, Tensor lse, {_OPERANDS}, {_SCALARS}, {_OF_LATER}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)"
+)
+# A cache is no tensor, and no graph holds a call on one: this computes nothing, and says what has been computed.
+_library.define(
+    "decoded(Tensor q, Tensor out, str pattern, str axes, int[] begins, int[] ends, int heads_kv, int capacity) -> ()"
 )
 
 
@@ -123,8 +128,8 @@ def _name_in_graph(name: str, is_exporting: bool) -> str:
 
 
 # torch.compile calls it while it traces, and has the result for a constant.
-_as_constant: Any = torch.compiler.assume_constant_result
-name_in_graph = _as_constant(_name_in_graph)
+as_constant: Any = torch.compiler.assume_constant_result
+name_in_graph = as_constant(_name_in_graph)
 
 
 def pattern_of(name: str) -> Pattern:
@@ -204,6 +209,7 @@ def refuse_again(ctx: Any, *gradients: Any) -> Any:
 for _device in ("CPU", "CUDA"):
     _library.impl("forward", _forward, _device)
     _library.impl("backward", _backward, _device)
+_library.impl("decoded", lambda *_: None, "CompositeExplicitAutograd")
 torch.library.register_fake("sparseattn::forward", _forward_fake, lib=_library)
 torch.library.register_fake("sparseattn::backward", _backward_fake, lib=_library)
 torch.library.register_autograd("sparseattn::forward", _differentiate, setup_context=_save, lib=_library)
