@@ -46,12 +46,12 @@ impl Extent {
     /// [`ErrorKind::Cancelled`]. It must not panic, which ends the process.
     ///
     /// ```
-    /// use sparseattn::{causal, logsparse, ErrorKind, Extent};
+    /// use sparseattn::{bigbird, ErrorKind, Extent};
     /// use std::sync::atomic::{AtomicBool, Ordering};
     /// static STOP: AtomicBool = AtomicBool::new(false);
     /// STOP.store(true, Ordering::Relaxed); // by whoever waits no longer
-    /// let extent = Extent::new(1 << 24, 1 << 24).cancel(|| STOP.load(Ordering::Relaxed));
-    /// let slow = (causal() & logsparse()).stats(extent);
+    /// let extent = Extent::new(1 << 20, 1 << 20).cancel(|| STOP.load(Ordering::Relaxed));
+    /// let slow = bigbird(1, 1, 0, 64, 0).stats(extent);
     /// assert_eq!(slow.err().unwrap().kind(), ErrorKind::Cancelled);
     /// ```
     pub fn cancel(mut self, cancel: fn() -> bool) -> Self {
