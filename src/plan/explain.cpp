@@ -293,7 +293,8 @@ std::string describe_pass(const CompiledPlan& plan, const PassPlan& pass, Pass w
                describe_portions(pass) + describe_pieces(plan, pass, which, considered);
     const PiecePlan& whole = pass.pieces[0];
     return line(name, whole.kernel->name) + describe_copies(plan, pass) + describe_portions(pass) +
-           describe_row(plan, whole) + describe_work(plan, pass, which) + describe_considered(whole.considered, &whole, considered);
+           describe_row(plan, whole) + describe_work(plan, pass, which) +
+           describe_considered(whole.considered, &whole, considered);
 }
 
 }  // namespace
