@@ -125,7 +125,7 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
         }
     }
     check::context.clear();
-    // Of scalar rows alone, which every CPU has, some 20 go in rounds and 30 in portions.
+    // Scalar rows alone, which every CPU has, make some 20 plans in rounds and 30 in portions.
     CHECK(in_rounds > 10 && of_heads > 0);
     CHECK(in_portions > 20 && of_several > 0 && of_others > 0 && of_pieces > 10);
 }
