@@ -282,7 +282,7 @@ TEST(a_backward_run_can_be_cancelled) {
     } cases[] = {{"causal", 16384}, {"causal & strided(129)", 65536}};
     for (const auto& c : cases) {
         check::context = c.pattern;
-        Stopper stopper;
+        Stopper stopper{.patience = std::numeric_limits<int64_t>::max()};  // while the plan is made, which may take long
         auto options = cpu_options();
         options.cancel = Stopper::ask;
         options.cancel_user = &stopper;
@@ -303,6 +303,7 @@ TEST(a_backward_run_can_be_cancelled) {
         args.q = &q.view, args.k = &k.view, args.v = &v.view, args.out = &out.view, args.lse = &lse.view;
         args.dout = &dout.view, args.dq = &dq.view, args.dk = &dk.view, args.dv = &dv.view;
         args.workspace = workspace.data, args.workspace_bytes = bytes;
+        stopper = {stopper.caller};
         CHECK_EQ(spattn_backward(plan.get(), &args), SPATTN_E_CANCELLED);
         CHECK_EQ(stopper.asked, 1);
         CHECK_EQ(stopper.elsewhere, 0);

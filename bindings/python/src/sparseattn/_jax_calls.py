@@ -160,8 +160,7 @@ def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, .
 
 def _shared(made: _Pass) -> Any:
     """What runs a pass where arrays may lie on several devices."""
-    mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5 does not have
-    if mesh_of_now and mesh_of_now().manual_axes:  # inside of shard_map, where each device has its own
+    if _is_manual():
         return made.run
     partitioned = _partitioned(made)
 
@@ -169,6 +168,12 @@ def _shared(made: _Pass) -> Any:
         return tuple(_shared_call.bind(*arrays, made=made, partitioned=jax.make_jaxpr(partitioned)(*arrays)))
 
     return run
+
+
+def _is_manual() -> bool:
+    """Whether this is traced inside of shard_map, where each device has its own arrays."""
+    mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5.0 does not have
+    return bool(mesh_of_now) and any(kind.name == "Manual" for kind in mesh_of_now().axis_types or ())
 
 
 def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:
