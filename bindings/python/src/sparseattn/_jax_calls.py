@@ -173,7 +173,8 @@ def _shared(made: _Pass) -> Any:
 def _is_manual() -> bool:
     """Whether this is traced inside of shard_map, where each device has its own arrays."""
     mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5.0 does not have
-    return bool(mesh_of_now) and any(kind.name == "Manual" for kind in mesh_of_now().axis_types or ())
+    kinds = mesh_of_now().axis_types if mesh_of_now is not None else None
+    return any(kind.name == "Manual" for kind in kinds or ())
 
 
 def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:
