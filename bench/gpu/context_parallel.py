@@ -6,12 +6,13 @@
 
 It needs torch and the library's Python package (torch.distributed carries NCCL). Of a case, on tensors N(0,1): the passes
 of sparseattn.torch.attention on one GPU, and of ContextParallel on all, keys and values sent included; out and gradients
-of both are compared, and must be equal as far as roundings of parts let them (`max_difference`, absolute). `float8`: passes
-are those of float8_attention, with such scales, and round operands themselves. `received`
-is how many tokens a GPU receives, of those that others hold: all of them is what gathering keys would send. `*_peak_mib`
-is the memory of torch at its highest, operands included, in a forward and a backward. With --torch, torch's own context
-parallelism (a ring of its SDPA) takes causal attention, too, as `torch_*`, and must find the same out. Medians of calls on warm memory, in
-milliseconds, of the slowest GPU. A JSON line for each case goes to <out>/<gpu>_x<gpus>_context_parallel.jsonl.
+of both are compared, and must be equal as far as roundings of parts let them (`max_difference`, absolute). Where a case
+has `float8`, passes are those of float8_attention with such scales, and round operands themselves. `received` is how many
+tokens a GPU receives, of those that others hold: all of them is what gathering keys would send. `*_peak_mib` is the
+memory of torch at its highest, operands included, in a forward and a backward. With --torch, torch's own context
+parallelism (a ring of its SDPA) takes causal attention, too, as `torch_*`, and must find the same out. Medians of calls on
+warm memory, in milliseconds, of the slowest GPU. A JSON line for each case goes to
+<out>/<gpu>_x<gpus>_context_parallel.jsonl.
 """
 import fnmatch
 import functools
