@@ -3,6 +3,7 @@
 use crate::error::{size, sized, Error, ErrorKind, Result};
 use crate::sys;
 use std::ffi::c_void;
+use std::hash::{Hash, Hasher};
 use std::panic::catch_unwind;
 
 /// The rectangle on which a question is asked. `usize` is so many queries and keys, `(usize, usize)` queries and keys.
@@ -14,7 +15,23 @@ pub struct Extent {
     seq_k: usize,
     q_offset: Option<i64>,
     blocks: (usize, usize),
-    cancel: Option<fn() -> bool>,
+    cancel: Option<Cancel>,
+}
+
+/// What ends a question early. Two are equal where they have one address.
+#[derive(Clone, Copy, Debug)]
+struct Cancel(fn() -> bool);
+
+impl PartialEq for Cancel {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 as usize == other.0 as usize
+    }
+}
+impl Eq for Cancel {}
+impl Hash for Cancel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.0 as usize).hash(state);
+    }
 }
 
 impl Extent {
@@ -55,7 +72,7 @@ impl Extent {
     /// assert_eq!(slow.err().unwrap().kind(), ErrorKind::Cancelled);
     /// ```
     pub fn cancel(mut self, cancel: fn() -> bool) -> Self {
-        self.cancel = Some(cancel);
+        self.cancel = Some(Cancel(cancel));
         self
     }
 
@@ -66,7 +83,7 @@ impl Extent {
         (extent.seq_q, extent.seq_k) = (size(self.seq_q), size(self.seq_k));
         extent.q_offset = self.q_offset.unwrap_or(0);
         (extent.block_q, extent.block_k) = (size(self.blocks.0), size(self.blocks.1));
-        if let Some(cancel) = self.cancel {
+        if let Some(Cancel(cancel)) = self.cancel {
             extent.cancel = Some(ask);
             extent.cancel_user = cancel as *mut c_void;
         }
