@@ -173,8 +173,11 @@ unsafe extern "C" fn write(user: *mut c_void, level: i32, text: *const c_char) {
 }
 
 unsafe extern "C" fn ask(user: *mut c_void) -> i32 {
-    let cancel = *user.cast::<&'static Cancel>();
-    // A panic must not cross C.
+    answer(*user.cast::<&'static Cancel>())
+}
+
+/// What C gets from who is asked whether a call shall end. A panic must not cross C.
+pub(crate) fn answer(cancel: impl FnOnce() -> bool) -> i32 {
     match catch_unwind(AssertUnwindSafe(cancel)) {
         Ok(stop) => stop.into(),
         Err(_) => std::process::abort(),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 //! Where a question is asked of a pattern, and what is answered.
+use crate::context::answer;
 use crate::error::{size, sized, Error, ErrorKind, Result};
 use crate::sys;
 use std::ffi::c_void;
 use std::hash::{Hash, Hasher};
-use std::panic::catch_unwind;
 
 /// The rectangle on which a question is asked. `usize` is so many queries and keys, `(usize, usize)` queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,7 +60,8 @@ impl Extent {
         self
     }
     /// What is asked some 20 ms apart while the question is answered: `true` ends it with
-    /// [`ErrorKind::Cancelled`]. It must not panic, which ends the process.
+    /// [`ErrorKind::Cancelled`]. It must not panic, which ends the process. It captures nothing, so that extents can be
+    /// copied and compared.
     ///
     /// ```
     /// use sparseattn::{bigbird, ErrorKind, Extent};
@@ -104,12 +105,7 @@ impl Extent {
 
 unsafe extern "C" fn ask(user: *mut c_void) -> i32 {
     // SAFETY: it is what c() made of such a function, which has the size of a pointer.
-    let cancel = std::mem::transmute::<*mut c_void, fn() -> bool>(user);
-    // A panic must not cross C.
-    match catch_unwind(cancel) {
-        Ok(stop) => stop.into(),
-        Err(_) => std::process::abort(),
-    }
+    answer(std::mem::transmute::<*mut c_void, fn() -> bool>(user))
 }
 
 impl From<usize> for Extent {
