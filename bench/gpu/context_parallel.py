@@ -15,7 +15,6 @@ warm memory, in milliseconds, of the slowest GPU. A JSON line for each case goes
 <out>/<gpu>_x<gpus>_context_parallel.jsonl.
 """
 import fnmatch
-import functools
 import json
 import os
 import tempfile
@@ -136,10 +135,9 @@ def run_case(case, beside_torch):
     parallel = sat.ContextParallel(case.pattern, case.seq, ranges=case.ranges)
     setup = time.monotonic() - begin
     own = [parallel.local(x) for x in whole]
-    options = {} if case.float8 is None else {"scales": case.float8}
-    of_all, of_one = (parallel.attention, sat.attention) if case.float8 is None else \
-        (parallel.float8_attention, sat.float8_attention)
-    shared = run_passes(functools.partial(of_all, **options), *own)
+    name, options = ("attention", {}) if case.float8 is None else ("float8_attention", {"scales": case.float8})
+    of_all, of_one = getattr(parallel, name), getattr(sat, name)
+    shared = run_passes(lambda q, k, v: of_all(q, k, v, **options), *own)
     alone = run_passes(lambda q, k, v: of_one(q, k, v, case.pattern, **options), *whole)
     worst = max(difference(name, x.float(), parallel.local(y).float())
                 for name, x, y in zip(("out", "dq", "dk", "dv"), shared.results, alone.results))
@@ -148,8 +146,8 @@ def run_case(case, beside_torch):
     most = torch.tensor([worst, parallel.received, setup * 1e3], device=device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     return {"case": case.name, "pattern": case.pattern, "shape": [1, case.heads, case.heads_kv, case.seq, case.head_dim],
-            "dtype": "bf16", "float8": case.float8, "gpus": parallel.size, "ranges": case.ranges, "received": int(most[1]),
-            "others": case.seq - parallel.tokens, "setup_ms": round(most[2].item(), 1),
+            "dtype": "bf16", "float8": case.float8, "gpus": parallel.size, "ranges": case.ranges,
+            "received": int(most[1]), "others": case.seq - parallel.tokens, "setup_ms": round(most[2].item(), 1),
             "forward_ms": round(shared.forward_ms, 3), "backward_ms": round(shared.backward_ms, 3),
             "peak_mib": shared.peak_mib, "one_gpu_forward_ms": round(alone.forward_ms, 3),
             "one_gpu_backward_ms": round(alone.backward_ms, 3), "one_gpu_peak_mib": alone.peak_mib,
