@@ -28,9 +28,22 @@ __device__ __forceinline__ uint32_t cluster_address(const void* shared, uint32_t
     return address;
 }
 
-// An arrival at a barrier of any CTA. It orders what this thread read before, not what it wrote.
+// An arrival at a barrier of any CTA. It comes after products that were waited for, but orders neither what this thread
+// wrote nor its loads from shared memory.
 __device__ __forceinline__ void cluster_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+// The same, once `loaded` has come, and with it what the warp loaded before. Arrivals at other CTAs go another way than
+// loads: one overtook a load that stood behind additions to global memory, and the other CTA wrote over what was to be
+// loaded (H200, once in a hundred calls of 14 ms). The address waits for the value by a term that is 0 for every float,
+// which compilers do not find out. An arrival that releases to the cluster would wait for the additions, too.
+__device__ __forceinline__ void cluster_arrive_after(uint32_t bar, float loaded) {
+    uint32_t zero;
+    asm volatile("{.reg .f32 x; abs.f32 x, %1; mul.f32 x, x, 0f00000000; min.f32 x, x, 0f00000000; mov.b32 %0, x;}"
+                 : "=r"(zero)
+                 : "f"(loaded));
+    cluster_arrive(bar + zero);
 }
 
 // Four floats to another CTA, at a multiple of 16 bytes; they count as 16 bytes at its barrier when they are there.

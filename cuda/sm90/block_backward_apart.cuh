@@ -669,7 +669,7 @@ struct ApartConsumer {
         if constexpr (C::in_pair) {
             shared.pair.wait_for_room(state.part_at, warpgroup);
             shared.pair.exchange(part, state.part_at, warpgroup, thread);
-            shared.pair.tell_read(state.part_at, warpgroup, thread);
+            shared.pair.tell_read(part, state.part_at, warpgroup, thread);
         }
     }
     __device__ __forceinline__ void finish_ds(int at, const float (&dp)[values], bool is_first) {

@@ -762,7 +762,7 @@ struct Consumer {
             return make_factored_probabilities(fresh, to, factor);
         } else if constexpr (!C::is_float8) {
             const bool rescale = tile::softmax<C::dtype>(s, rows, scale_log2(), fresh, to, factor);
-            if constexpr (C::in_pair) shared.pair.tell_read(part_at, warpgroup, thread);
+            if constexpr (C::in_pair) shared.pair.tell_read(s, part_at, warpgroup, thread);
             return rescale;
         } else {
             bool rescale = false;

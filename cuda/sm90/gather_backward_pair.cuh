@@ -364,7 +364,7 @@ struct GatherPairGradients {
             for (int e = 0; e < 4; ++e) x[i + e] += part[e];
         }
         __syncwarp();
-        if (is_first_lane()) ptx::cluster_arrive(of_other(read));
+        if (is_first_lane()) ptx::cluster_arrive_after(of_other(read), x[31]);
     }
 
     // Which keys of the block there are, and whether some is absent.

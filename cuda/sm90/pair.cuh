@@ -83,9 +83,13 @@ struct alignas(16) PairShared {
             for (int n = 0; n < 4; ++n) s[i + n] += part[n];
         }
     }
-    __device__ __forceinline__ void tell_read(Cursor<part_places>& at, int warpgroup, int thread) {
+    // s: what the parts were added to, or was made of that.
+    template <int Values>
+    __device__ __forceinline__ void tell_read(const float (&s)[Values], Cursor<part_places>& at, int warpgroup,
+                                              int thread) {
+        uint64_t* const read = &parts_read[at.index][warpgroup];
         __syncwarp();  // all lanes have read theirs
-        if (thread % 32 == 0) ptx::cluster_arrive(of_other(&parts_read[at.index][warpgroup]));
+        if (thread % 32 == 0) ptx::cluster_arrive_after(of_other(read), s[Values - 1]);
         at.advance();
     }
     __device__ __forceinline__ static uint32_t of_other(const void* shared) {
@@ -105,7 +109,7 @@ struct alignas(16) PairShared {
             ptx::mbarrier_wait(&task_full, phase);
             taken = task[0];
             __syncwarp();  // all lanes have read it
-            if (lane == 0) ptx::cluster_arrive(ptx::cluster_address(&task_read, 0));
+            if (lane == 0) ptx::cluster_arrive_after(ptx::cluster_address(&task_read, 0), __uint_as_float(taken));
         }
         phase ^= 1;
         return int(taken);

@@ -156,10 +156,13 @@ void Races::fence(int warp) {
 }
 
 // ---- who meets whom ----
-void Races::release(int warp, Knowledge& to) {
+void Races::release(int warp, Knowledge& to, Loads loads) {
     Knowledge& knows = of_warp_[size_t(warp)].knows;
+    uint32_t& now = knows.time[size_t(place_of(warps, warp))];
+    const bool tells_of_now = loads == Loads::have_come;  // and else of what was before the warp's last release
+    now -= !tells_of_now;
     to.join(knows);
-    ++knows.time[size_t(place_of(warps, warp))];
+    now += tells_of_now ? 1 : 2;
 }
 
 void Races::init_barrier(int warp, size_t at) {

@@ -53,12 +53,14 @@ public:
     void fence(int warp);
 
     // ---- who meets whom ----
-    void release(int warp, Knowledge& to);
+    // An arrival at another CTA's barrier may overtake loads from shared memory whose values nobody has waited for.
+    enum class Loads { have_come, may_follow };
+    void release(int warp, Knowledge& to, Loads loads = Loads::have_come);
     void acquire(int warp, const Knowledge& from) { of_warp_[size_t(warp)].knows.join(from); }
     // Barriers in shared memory. `copies_group`: the warp's copies up to that one, which arrive by themselves.
     void init_barrier(int warp, size_t at);
     void use_barrier(int warp, size_t at);
-    void arrive(int warp, size_t barrier) { release(warp, barriers_.at(barrier).arriving); }
+    void arrive(int warp, size_t barrier, Loads loads) { release(warp, barriers_.at(barrier).arriving, loads); }
     void arrive_copies(int warp, size_t barrier, uint32_t copies_group);
     void complete(size_t barrier);  // its phase ends
     void wait(int warp, size_t barrier) { acquire(warp, barriers_.at(barrier).arrived); }

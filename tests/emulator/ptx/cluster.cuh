@@ -18,7 +18,10 @@ inline uint32_t cluster_address(const void* shared, uint32_t rank) {
 inline uint64_t* barrier_at(uint32_t address) {
     return reinterpret_cast<uint64_t*>(emulator::here->cta->shared(address, sizeof(uint64_t)));
 }
-inline void cluster_arrive(uint32_t bar) { check_and_arrive(barrier_at(bar), 1, 0); }
+inline void cluster_arrive(uint32_t bar) {
+    check_and_arrive(barrier_at(bar), 1, 0, emulator::Races::Loads::may_follow);
+}
+inline void cluster_arrive_after(uint32_t bar, float) { check_and_arrive(barrier_at(bar), 1, 0); }
 
 // `effect` brings the bytes at some time.
 template <class Effect>

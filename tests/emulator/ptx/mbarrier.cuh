@@ -25,11 +25,12 @@ inline void arrive(emulator::Cta& cta, uint64_t* bar, uint32_t arrivals, int32_t
     emulator::write_barrier(*bar, state);
     if (emulator::read_barrier(*bar).phase != phase) cta.races().complete(cta.offset_of(bar));
 }
-inline void check_and_arrive(uint64_t* bar, uint32_t arrivals, int32_t bytes) {
+inline void check_and_arrive(uint64_t* bar, uint32_t arrivals, int32_t bytes,
+                             emulator::Races::Loads loads = emulator::Races::Loads::have_come) {
     check_barrier(bar);
     emulator::Cta& cta = *emulator::here->cta;
     if (emulator::read_barrier(*bar).left < arrivals) cta.fail("more arrivals than a barrier expects");
-    cta.races().arrive(emulator::here->warp, offset_of(bar));
+    cta.races().arrive(emulator::here->warp, offset_of(bar), loads);
     arrive(cta, bar, arrivals, bytes);
 }
 

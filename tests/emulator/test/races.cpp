@@ -211,7 +211,7 @@ TEST(products_see_what_was_fenced) {
 
 // One CTA of a cluster sends numbers to the other, twice to the same place.
 TEST(ctas_of_a_cluster_wait_for_what_they_send_each_other) {
-    enum Defect { none, reads_at_once, writes_at_once };
+    enum Defect { none, reads_at_once, writes_at_once, tells_at_once };
     const auto kernel = [](Defect defect) {
         const uint32_t rank = ptx::cluster_rank();
         if (is_leader()) ptx::mbarrier_init(&shared().full, 1), ptx::mbarrier_init(&shared().empty, 1);
@@ -230,12 +230,14 @@ TEST(ctas_of_a_cluster_wait_for_what_they_send_each_other) {
                 if (defect == reads_at_once) ptx::mbarrier_wait(&shared().full, turn);
                 if (defect == none) CHECK_EQ(x[0], float(turn));
                 __syncwarp();
-                if (is_leader()) ptx::cluster_arrive(ptx::cluster_address(&shared().empty, 0));
+                if (!is_leader()) continue;
+                const uint32_t empty = ptx::cluster_address(&shared().empty, 0);
+                defect == tells_at_once ? ptx::cluster_arrive(empty) : ptx::cluster_arrive_after(empty, x[3]);
             }
         }
         ptx::cluster_sync();
     };
-    for (const Defect defect : {reads_at_once, writes_at_once})
+    for (const Defect defect : {reads_at_once, writes_at_once, tells_at_once})
         check_kernel("st.async", 32, [&](bool is_right) { kernel(is_right ? none : defect); }, disorder, 2);
 }
 
