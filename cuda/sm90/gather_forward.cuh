@@ -821,9 +821,8 @@ template <class C>
 void launch_gather(const ForwardArgs& args, const GatherForwardParams& params) {
     const auto kernel = args.problem->softcap != 0 ? gather_forward_kernel<C, true> : gather_forward_kernel<C, false>;
     const runtime::Shape shape{unsigned(params.shares.ctas()), unsigned(C::threads), sizeof(GatherShared<C>), C::ctas};
-    if constexpr (C::ctas == 1)  // no early launch has clusters
-        if (args.cache.starts.data) return runtime::launch_early(kernel, shape, args.stream, params);
-    runtime::launch(kernel, shape, args.stream, params);
+    args.cache.starts.data ? runtime::launch_early(kernel, shape, args.stream, params)
+                           : runtime::launch(kernel, shape, args.stream, params);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV>
