@@ -41,6 +41,20 @@ def all_cases():
     return [Float8Case(known[name], scales) for name, scales in itertools.product(NAMES, ("row", "head"))]
 
 
+def make_plan(library, case):
+    return library.plan(case.but(case.name, dtype=torch.float8_e4m3fn), True)[0]
+
+
+def make_operands(given, t):
+    """Those of each pass. q, k and v of the tensors become what the float8 stand for."""
+    operands = {"out": t.out, "lse": t.lse}
+    for name in ("q", "k", "v"):
+        codes, scales, stands_for = to_float8(getattr(t, name), -1 if given.scales == "head" else None)
+        operands |= {name: codes, f"{name}_scales": scales}
+        setattr(t, name, stands_for)
+    return {"forward": operands, "backward": operands | {"dout": t.dout, "dq": t.dq, "dk": t.dk, "dv": t.dv}}
+
+
 def run_case(library, given):
     torch.cuda.empty_cache()
     case, passes = given.case, ("forward", "backward")
@@ -49,17 +63,11 @@ def run_case(library, given):
     line = {"case": given.name, "pattern": case.pattern, "shape": case.shape(), "bf16": library.kernel(plan, "forward"),
             "bf16_us": digits(time_us(calls["forward"])), "bf16_sustained_us": digits(sustained_us(calls["forward"])),
             "bf16_backward_us": digits(time_us(calls["backward"]))}
-    right = t.out.clone()
-    operands = {"out": t.out, "lse": t.lse}
-    for name in ("q", "k", "v"):
-        codes, scales, stands_for = to_float8(getattr(t, name), -1 if given.scales == "head" else None)
-        operands |= {name: codes, f"{name}_scales": scales}
-        setattr(t, name, stands_for)
-    plan, _ = library.plan(case.but(case.name, dtype=torch.float8_e4m3fn), True)
+    right, operands = t.out.clone(), make_operands(given, t)
+    plan = make_plan(library, case)
     for name in ("out", "dq", "dk", "dv"):
         getattr(t, name).fill_(torch.nan)
-    calls = {"forward": library.forward(plan, **operands)}
-    calls["backward"] = library.backward(plan, **operands, dout=t.dout, dq=t.dq, dk=t.dk, dv=t.dv)
+    calls = {what: getattr(library, what)(plan, **operands[what]) for what in passes}
     for name in passes:
         calls[name]()
     us, sustained, backward = time_us(calls["forward"]), sustained_us(calls["forward"]), time_us(calls["backward"])

@@ -23,6 +23,8 @@ def dense(is_causal, dtype, head_dim=128):
             group = q.shape[1] // k.shape[1]
             if backend == SDPBackend.EFFICIENT_ATTENTION and group > 1:  # which knows no groups
                 k, v, group = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), 1
+                if k.requires_grad and k.numel() >= 2**31:  # it writes elsewhere, or ends the process
+                    raise RuntimeError("gradients beyond 2^31 elements (github.com/pytorch/pytorch/issues/150054)")
             with sdpa_kernel(backend):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=group > 1)
         yield name, attention
