@@ -285,7 +285,7 @@ CASES = [
          passes=FORWARD),
     *(Case(f"{name}_{label}", text, 16, seq, kept, dtype=torch.float32, head_dim=head_dim, head_dim_v=head_dim)
       for name, text, seq, kept in (("full_4k", "full", 4096, full), ("window1k_16k", WINDOW, 16384, window1k))
-      for label, head_dim in (("f32", 128), ("d64_f32", 64))),
+      for label, head_dim in (("f32", 128), ("d64_f32", 64), ("d256_f32", 256))),
 ]
 DETERMINISTIC = "_deterministic"
 CASES += [case.but(case.name + DETERMINISTIC, goals={"backward": 0.85 * case.goals["backward"]}, deterministic=True,

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Whether a call makes the same bits each time, at full load: what races leave behind is too rare for a test of one call.
+"""Whether a call makes the same bits each time, at full load: what races leave behind is too rare for one call's test.
 
-    python3 bench/gpu/repeat.py --library build/libsparseattn.so [--case GLOB] [--seconds S] [--every] [--out bench/results]
+    python3 bench/gpu/repeat.py --library build/libsparseattn.so [--case GLOB] [--seconds S] [--every]
+                                [--out bench/results]
 
 One case of each kernel, or with --every each case, of bench.py, lists.py and float8_operands.py is called for so many
-seconds, and what each call made is compared with what the first one did. Sums that take terms in the order of arrival are
-left out: dk and dv of lists, and dq of the fast backward of blocks, where no determinism was asked for. One JSON line for
-each case and pass goes to <out>/<gpu>_repeat.jsonl: `calls`, and how many of them differ. Status 1 if any does.
+seconds, and what each call made is compared with what the first one did. Sums that take terms in the order of arrival
+are left out: dk and dv of lists, and dq of the fast backward of blocks, where no determinism was asked for. One JSON
+line for each case and pass goes to <out>/<gpu>_repeat.jsonl: `calls`, and how many of them differ. Status 1 if any
+does.
 """
 import fnmatch
 import json
@@ -45,7 +47,8 @@ def all_sources(library):
         return {what: t.operands(case, what) for what in PASSES}
     for case in cases.CASES:
         yield Source(case.name, case.passes, "blocks", case.deterministic,
-                     lambda case=case: library.plan(case, "backward" in case.passes)[0], lambda case=case: of_blocks(case))
+                     lambda case=case: library.plan(case, "backward" in case.passes)[0],
+                     lambda case=case: of_blocks(case))
     for case in lists.CASES:
         yield Source(case.name, case.passes, "lists", case.deterministic,
                      lambda case=case: lists.make_plan(library, case, "backward" in case.passes),

@@ -11,8 +11,8 @@
 //             step, or 32 where registers or shared memory have no room for more. Own tokens are the rows of all
 //             products: p and ds are a operands as they stand
 //   columns   of a sum above 256 are another CTA's, which makes the same p or ds: registers have no room for more. Own
-//             rows of 512 columns leave an SM of Hopper room for one CTA, but for that of dv. Where shared memory has none
-//             rows come a panel of 128 columns at a time, own ones beside those of the step, and again in each step:
+//             rows of 1,024 bytes leave an SM of Hopper room for one CTA, but for that of dv. Where shared memory has none
+//             rows come a panel of 256 bytes at a time, own ones beside those of the step, and again in each step:
 //             products read one while the next is on its way
 //   copies    by token (sm80/tile.cuh). The second operand of a step, v or dout, is free after the sum of p, and is
 //             fetched under the sum of ds; the first has two tiles where there is room
@@ -24,9 +24,11 @@
 // dilated_16k 35, longnet_128k 115, strided_16k 40. Own tiles of 16 rows a warp read shared memory twice as often as
 // those of 32 would. float32 by TF32, 16 heads: full_4k 80, window1k_16k 71, at head_dim 64 79 and 68; split (as of
 // sm80/block_forward.cuh): 41 and 38, at head_dim 64 43 and 39, where plain float32 kernels reach 13, and torch's
-// memory-efficient attention 37 on full_4k in an earlier run. Head_dim 512, 8 heads on 4: causal_16k 80, where plain
-// kernels reach 6. By panels it reached 66 there, where fetching own rows again keeps L2 busy, and 71 with all panels of own
-// rows in shared memory, as Hopper has it: one CTA an SM has none to hide its waits for each panel.
+// memory-efficient attention 37 on full_4k in an earlier run; at head_dim 256 51 and 48, split 24 and 23, where plain ones
+// reach 10. Head_dim 512, 8 heads on 4: causal_16k 80, where plain kernels reach 6.
+// By panels it reached 66 there, where fetching own rows again keeps L2 busy, and 71 with all panels of own rows in shared
+// memory, as Hopper has it: one CTA an SM has none to hide its waits for each panel. Float32 at head_dim 256 reached 30 and
+// 18 by panels, split 17 and 11.
 #pragma once
 
 #include <type_traits>
@@ -74,7 +76,8 @@ struct BackwardConfig {
     static constexpr int panels = Kernel::Columns::panels, units_of_dp = has_dp ? panels : 0;
     static constexpr int units_of_rows = units_of_dp + panels, units = units_of_rows + Kernel::Columns::part_panels;
     static constexpr int own_panel_bytes = Panel::bytes(own_rows), unit_bytes = own_panel_bytes + Panel::bytes(step);
-    static constexpr int tile_bytes = in_panels ? 2 * unit_bytes : own_bytes + first_tiles * first_bytes + second_bytes;
+    static constexpr int tile_bytes =
+        in_panels ? Kernel::panel_bytes(step) : own_bytes + first_tiles * first_bytes + second_bytes;
     static constexpr int stats_bytes = 2 * step * int(sizeof(float));
     static constexpr int shared_bytes = tile_bytes + first_tiles * stats_bytes;
     // A thread's bits of a step.
@@ -342,16 +345,16 @@ struct Backward {
                 if (more) load_unit((unit + 1) % C::units, range);
                 ptx::cp_async_commit();
                 if (unit < C::units_of_rows) {
-                    add_row_products<C::dtype, typename C::Panel>(own_panel(unit), warp_row, step_panel(unit),
-                                                                  unit < C::units_of_dp ? dp : s);
+                    add_row_products<C::dtype, typename C::Panel, typename C::Panel, C::splits, true>(
+                        own_panel(unit), warp_row, step_panel(unit), unit < C::units_of_dp ? dp : s);
                     continue;
                 }
                 if (unit == C::units_of_rows) make_gradients(stats, is_masked, word, s, dp, p, ds);
                 const int column = (unit - C::units_of_rows) * C::Panel::columns;
                 if constexpr (C::has_dp)
-                    add_product<C::dtype, typename C::Panel>(ds, step_panel(unit), sums_ds, column);
+                    add_to<typename C::Panel>(ds, step_panel(unit), sums_ds, column);
                 else
-                    add_product<C::dtype, typename C::Panel>(p, step_panel(unit), sums_p, column);
+                    add_to<typename C::Panel>(p, step_panel(unit), sums_p, column);
             }
         }
     }
@@ -428,12 +431,14 @@ struct Backward {
     }
 
     // ---- products ----
+    // The step's columns are the sums' from `column` on.
     template <class Tile, int Values>
-    __device__ __forceinline__ static void add_to(const Probabilities& p, uint32_t step, float (&sums)[1][Values]) {
+    __device__ __forceinline__ static void add_to(const Probabilities& p, uint32_t step, float (&sums)[1][Values],
+                                                  int column = 0) {
         if constexpr (C::is_float32)
-            FloatProduct<Tile, C::splits>(step).add(p, sums);
+            FloatProduct<Tile, C::splits>(step).add(p, sums, column);
         else
-            add_product<C::dtype, Tile>(p, step, sums);
+            add_product<C::dtype, Tile>(p, step, sums, column);
     }
 
     // dp comes first, so that each score becomes p and ds at once and no third tile is held.

@@ -2,6 +2,8 @@
 // What the host may know of the sm80 block backward kernels.
 #pragma once
 
+#include <algorithm>
+
 #include "plan/kernel.h"
 #include "sm80/column_split.h"
 #include "sm80/split.h"
@@ -16,24 +18,29 @@ struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
     static constexpr int element_bytes = dtype_row(D).bytes;
     static constexpr bool has_room = element_bytes * HeadDim <= 256;
-    using Columns = ColumnSplit<HeadDim>;  // of each sum
+    using Columns = ColumnSplit<HeadDim, element_bytes>;  // of each sum
     static constexpr int column_parts = Columns::parts, part_columns = Columns::of_part;
-    static_assert(column_parts == 1 || HeadDim == HeadDimV, "a sum's part has as many columns, whichever it is");
+    static_assert(Columns::panels == 1 || HeadDim == HeadDimV, "a sum's part has as many columns, whichever it is");
     // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums. Of rows
     // that come in panels, two with those of own tokens.
     static constexpr int first_tiles = has_room ? 2 : 1;
     // A CTA is roomy where it may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for A100) it may
-    // not if rows have more than 256 bytes: steps are shorter, or, with sums in parts, rows come in panels, on A100, too.
-    // Rows of float32 without two tiles have steps of 32 tokens everywhere: registers hold two sums beside what belongs
-    // to a step.
-    static constexpr bool in_panels(bool is_roomy) { return column_parts > 1 && !is_roomy; }
+    // not if rows have more than 256 bytes: steps are shorter, or rows of more than 512 bytes come in panels, on A100, too.
+    // Rows of float32 have steps of 32 tokens where registers hold two sums beside what belongs to a step, or one beside
+    // both numbers of split ones.
+    static constexpr bool in_panels(bool is_roomy) { return Columns::panels > 1 && !is_roomy; }
     static constexpr int step(bool is_roomy) {
-        const bool is_long = column_parts > 1 ? !is_roomy : is_roomy && D != Dtype::f32;
-        return has_room || is_long ? 64 : 32;
+        if (has_room) return 64;
+        if (in_panels(is_roomy)) return Splits ? 32 : 64;
+        return column_parts == 1 && is_roomy && D != Dtype::f32 ? 64 : 32;
+    }
+    // Two units of panels have so many, or the sums that take their place in the end.
+    static constexpr int panel_bytes(int tokens) {
+        return std::max(2 * element_bytes * (64 + tokens) * Columns::panel, 4 * 64 * part_columns);
     }
     static constexpr int shared_bytes(bool is_roomy) {
         const int tokens = step(is_roomy), stats = first_tiles * 2 * tokens * 4;
-        if (in_panels(is_roomy)) return element_bytes * 2 * (64 + tokens) * Columns::panel + stats;
+        if (in_panels(is_roomy)) return panel_bytes(tokens) + stats;
         return element_bytes * (64 * (HeadDim + HeadDimV) + tokens * (first_tiles * HeadDim + HeadDimV)) + stats;
     }
     static void run(const BackwardArgs& args);

@@ -13,8 +13,8 @@
 //               copy     | v0      | k1      | v1      | k2
 //               products | q k0    | p0 v0   | q k1    | p1 v1
 //
-//             Of 512 columns k comes in four panels and a part of v in two, which take turns in the same two tiles: with
-//             q they have room where a CTA has 99 KiB, and twice on an SM of Hopper
+//             Rows of 1,024 bytes come in panels, four of k and as many of v, or two of a part of it, which take turns in
+//             the same two tiles: with q they have room where a CTA has 99 KiB, and twice on an SM of Hopper
 //   warps     four, of 16 or 32 rows: the more rows, the fewer times k and v are read from shared memory. Scores, p and
 //             out stay in registers; p is the a operand of p v as it stands, and a masked block costs a thread a word
 //             for each 16 rows (tile/fragment.h)
@@ -34,9 +34,9 @@
 // dilated_16k 53, longnet_128k 185, strided_16k 62; head_dim 512, 8 heads on 4, causal_16k 188 (153 with all columns of k
 // at once, and a CTA an SM), where plain kernels reach 12. No older GPU was tried.
 // TF32, 16 heads: full_4k 109, window1k_16k 102, at head_dim 64 130 and 104. Split: 61 and 55, at head_dim 64 59 and 51,
-// where plain float32 kernels reach 17, and torch's memory-efficient attention 45 on full_4k in an earlier run. With
-// numbers rounded to nearest before what is left of them is taken, four instructions a word, split ones take 1.25 times
-// as long.
+// where plain float32 kernels reach 17, and torch's memory-efficient attention 45 on full_4k in an earlier run; at
+// head_dim 256 TF32 112 and 96, split 50 and 44, plain ones 19. With numbers rounded to nearest before what is left of them
+// is taken, four instructions a word, split ones take 1.25 times as long.
 #pragma once
 
 #include <cmath>
@@ -276,11 +276,11 @@ struct Forward {
                     for (int g = 0; g < C::groups; ++g) make_probabilities(g, s[g], is_masked, words[g], fresh, p[g]);
                     fresh = false;
                 }
+                const int column = (unit - C::key_panels) * C::ValueTile::columns;
                 if constexpr (C::is_float32)
-                    FloatProduct<typename C::ValueTile, C::splits>(tile_of(unit)).add(p, out);
+                    FloatProduct<typename C::ValueTile, C::splits>(tile_of(unit)).add(p, out, column);
                 else
-                    add_product<C::dtype, typename C::ValueTile>(p, tile_of(unit), out,
-                                                                 (unit - C::key_panels) * C::ValueTile::columns);
+                    add_product<C::dtype, typename C::ValueTile>(p, tile_of(unit), out, column);
             }
         }
         finish();

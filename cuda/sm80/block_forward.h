@@ -13,10 +13,12 @@ namespace spattn::sm80 {
 // rows.
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits = false>
 struct BlockForward {
-    using KeyColumns = ColumnSplit<HeadDim>;
-    using ValueColumns = ColumnSplit<HeadDimV>;  // a problem that has no columns of the second part has no CTAs for it
+    static constexpr int element_bytes = dtype_row(D).bytes;
+    using KeyColumns = ColumnSplit<HeadDim, element_bytes>;
+    // A problem that has no columns of the second part has no CTAs for it.
+    using ValueColumns = ColumnSplit<HeadDimV, element_bytes>;
     static constexpr int shared_bytes =
-        dtype_row(D).bytes * (BlockQ * HeadDim + 64 * (KeyColumns::panel + ValueColumns::panel));
+        element_bytes * (BlockQ * HeadDim + 64 * (KeyColumns::panel + ValueColumns::panel));
     static void run(const ForwardArgs& args);
     static void prepare(int32_t device);
 };

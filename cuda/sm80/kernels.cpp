@@ -57,11 +57,12 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits
 Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
     constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::ValueColumns::of_part;
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
-    constexpr double flops_per_cycle = HeadDim > 256     ? 1300
-                                       : D != Dtype::f32 ? (BlockQ == 128 ? 1150 : 1050)
-                                       : Splits        ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
-                                       : HeadDim <= 64 ? (BlockQ == 128 ? 460 : 375)
-                                                       : (BlockQ == 128 ? 380 : 415);
+    constexpr double flops_per_cycle = HeadDim > 256             ? 1300
+                                       : D != Dtype::f32         ? (BlockQ == 128 ? 1150 : 1050)
+                                       : Splits && HeadDim > 128 ? 178
+                                       : Splits                  ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
+                                       : HeadDim <= 64           ? (BlockQ == 128 ? 460 : 375)
+                                                                 : (BlockQ == 128 ? 380 : 415);
     constexpr double launch = 4;  // us
     constexpr double products = 2.0 * BlockQ * 64 * columns / flops_per_cycle;
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 || HeadDim > 256 ? 5000 : 1600;
@@ -189,7 +190,10 @@ Kernel gather_forward(const char* name) {
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using K = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    constexpr double flops_per_cycle = HeadDim > 256 ? 970 : D != Dtype::f32 ? 1080 : Splits ? 235 : 445;
+    constexpr double flops_per_cycle = HeadDim > 256     ? 970
+                                       : D != Dtype::f32 ? 1080
+                                       : Splits          ? (HeadDim > 128 ? 156 : 235)
+                                                         : (HeadDim > 128 ? 323 : 445);
     constexpr double width = dtype_row(D).bytes, launches = 15;  // us
     constexpr double around = 450, mask = 150, task = 4000;      // cycles
     constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;

@@ -231,10 +231,11 @@ __device__ __forceinline__ void clear(float (&s)[Groups][Values]) {
 
 // s[g][...] += of this warp's rows, 16 a group, with twice as many tokens as it has values: own tile's rows from `row` on,
 // times the step's; rows of either may lie further apart. A chunk of four float32 is loaded as one of eight 16-bit elements
-// is, and each thread then has what that product wants of it. Own rows that are rounded to TF32 are so already: they
-// meet every step. Scores decide most of the error of split float32, and have sums of what is left of numbers beside
-// them: they are then rounded towards 0 once for eight columns, instead of three times.
-template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, int Groups, int Values>
+// is, and each thread then has what that product wants of it. Own rows that stay for all steps are rounded to TF32 already,
+// where they lie; others (RoundsOwn) are so here. Scores decide most of the error of split float32, and have sums of what
+// is left of numbers beside them: they are then rounded towards 0 once for eight columns, instead of three times.
+template <Dtype D, class Tile, class StepTile = Tile, bool Splits = false, bool RoundsOwn = false, int Groups,
+          int Values>
 __device__ __forceinline__ void add_row_products(uint32_t own, int row, uint32_t step, float (&s)[Groups][Values]) {
     const int lane = threadIdx.x % 32;
     const uint32_t a_at = Tile::at(own, row + lane % 16, lane / 16);
@@ -252,7 +253,7 @@ __device__ __forceinline__ void add_row_products(uint32_t own, int row, uint32_t
             const Operand<D, Splits, 4> b(step_words);
 #pragma unroll
             for (int g = 0; g < Groups; ++g) {
-                const Operand<D, Splits, 4> a(own_words[g], true);
+                const Operand<D, Splits, 4> a(own_words[g], !RoundsOwn);
                 float* const rest_of = &rest[g][Splits ? 8 * n : 0];
                 add_product(&s[g][8 * n], rest_of, a, b, 0, 1);
                 add_product(&s[g][8 * n + 4], rest_of + 4, a, b, 2, 3);
@@ -308,9 +309,9 @@ struct FloatProduct {
 
     // Matrix instructions round sums towards 0. Of rounded operands that is lost in their own error; where they are split
     // a step's sums are made apart, and added as floats are: errors of one sign would else grow with the keys.
-    template <int Groups, int Words>
-    __device__ __forceinline__ void add(const uint32_t (&p)[Groups][Words][4],
-                                        float (&sums)[Groups][Tile::columns / 2]) const {
+    template <int Groups, int Words, int Values>
+    __device__ __forceinline__ void add(const uint32_t (&p)[Groups][Words][4], float (&sums)[Groups][Values],
+                                        int first = 0) const {
         if constexpr (Splits) {
 #pragma unroll
             for (int c = 0; c < Tile::columns / 32; ++c) {
@@ -320,13 +321,13 @@ struct FloatProduct {
 #pragma unroll
                 for (int g = 0; g < Groups; ++g)
 #pragma unroll
-                    for (int i = 0; i < 16; ++i) sums[g][16 * c + i] += of_step[g][i];
+                    for (int i = 0; i < 16; ++i) sums[g][first / 2 + 16 * c + i] += of_step[g][i];
             }
         } else {
 #pragma unroll
             for (int k = 0; k < Words; ++k)
 #pragma unroll
-                for (int c = 0; c < Tile::columns / 32; ++c) add(p, k, c, sums, 16 * c);
+                for (int c = 0; c < Tile::columns / 32; ++c) add(p, k, c, sums, first / 2 + 16 * c);
         }
     }
 

@@ -48,9 +48,11 @@ part() {
 }
 
 problems=${SPATTN_TEST_PROBLEMS:-20000}
-# Half of its time go tests of tensor core rows, whose truths are long sums: those run beside all others.
+# Most of its time go tests whose truths are long sums: those run beside each other, and all others beside them.
 apart="tensor_core_rows tensor_core_rows_backward tensor_core_rows_of_lists tensor_core_rows_of_lists_backward
-    deterministic_gradients_have_the_same_bits sequences_of_very_different_lengths"
+    deterministic_gradients_have_the_same_bits sequences_of_very_different_lengths few_queries_on_keys_in_many_runs
+    many_tasks_backward misaligned_views misaligned_views_backward operands_of_float8 operands_of_float8_backward
+    attention_of_ranks_is_that_of_one_device"
 for name in $apart; do part "test_gpu $name" "$test" "$name"; done
 # shellcheck disable=SC2046
 part "test_gpu, all others" "$test" $(sed -n 's/^TEST(\([a-z_0-9]*\)).*/\1/p' tests/gpu/*.cpp |

@@ -150,6 +150,8 @@ const Golden goldens[] = {
     {"f16_96", "block_diagonal(512)", 16, 16384, 16384, 96, Dtype::f16},
     {"f32", "causal", 2, 1024, 1024, 128, Dtype::f32},
     {"tf32", "causal", 16, 4096, 4096, 128, Dtype::f32, true, false, 1, 0, false, true},
+    {"f32_256", "causal", 16, 4096, 4096, 256, Dtype::f32, true},
+    {"tf32_256", "causal & window(1023,0)", 16, 4096, 4096, 256, Dtype::f32, true, false, 1, 0, false, true},
     {"tf32_96", "full", 2, 700, 700, 96, Dtype::f32, false, false, 1, 0, false, true},
     {"odd_head_dim", "causal", 2, 1024, 1024, 100},
     {"backward", "causal & window(1023,0)", 16, 16384, 16384, 128, Dtype::bf16, true},
@@ -354,6 +356,9 @@ TEST(older_gpus_get_rows_of_their_own) {
     const Golden tf32{"", "full", 2, 512, 512, 128, Dtype::f32, true, false, 1, 0, false, true};
     CHECK_EQ(imaginary::name(plan_of(tf32).forward), "sm80_block_forward_tf32_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(tf32).backward), "sm80_block_backward_tf32_d128_v128_64x64");
+    const Golden wide_f32{"", "full", 2, 512, 512, 256, Dtype::f32, true};
+    CHECK_EQ(imaginary::name(plan_of(wide_f32).forward), "sm80_block_forward_f32_d256_v256_64x64");
+    CHECK_EQ(imaginary::name(plan_of(wide_f32).backward), "sm80_block_backward_f32_d256_v256_64x64");
     imaginary_capability = 75;  // still less, and other tensor cores
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "any_block_forward_bf16_64x64");
     CHECK_EQ(imaginary::name(plan_of(wide).backward), "any_gather_backward_bf16");
