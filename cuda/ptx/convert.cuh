@@ -35,7 +35,13 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 // Two fp16 in a word.
 __device__ __forceinline__ uint32_t pack_f16(float low, float high) {
     uint32_t word;
+#if __CUDA_ARCH__ < 800  // Turing: one by one
+    asm("{.reg .b16 l, h; cvt.rn.f16.f32 l, %2; cvt.rn.f16.f32 h, %1; mov.b32 %0, {l, h};}"
+        : "=r"(word)
+        : "f"(high), "f"(low));
+#else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
     return word;
 }
 

@@ -31,6 +31,7 @@
 // 18 by panels, split 17 and 11.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "any/block_backward.h"
@@ -39,6 +40,7 @@
 #include "runtime/launch.h"
 #include "sm80/block_backward.h"
 #include "sm80/tile.cuh"
+#include "sm80/turing.h"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm80 {
@@ -65,7 +67,7 @@ struct BackwardConfig {
     using PartOfFirst = SharedTile<columns, HeadDim, element_bytes>;
     static constexpr int second_columns = has_dp ? HeadDimV : columns_p;  // what meets p alone is a part
     using Second = SharedTile<second_columns, second_columns, element_bytes>;
-    static constexpr int first_tiles = Kernel::first_tiles;
+    static constexpr int first_tiles = Kernel::first_tiles(IsRoomy);
     static constexpr int first_bytes = First::bytes(step), second_bytes = Second::bytes(step);
     static constexpr int own_first_bytes = First::bytes(own_rows);
     static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
@@ -76,16 +78,14 @@ struct BackwardConfig {
     static constexpr int panels = Kernel::Columns::panels, units_of_dp = has_dp ? panels : 0;
     static constexpr int units_of_rows = units_of_dp + panels, units = units_of_rows + Kernel::Columns::part_panels;
     static constexpr int own_panel_bytes = Panel::bytes(own_rows), unit_bytes = own_panel_bytes + Panel::bytes(step);
-    static constexpr int tile_bytes =
-        in_panels ? Kernel::panel_bytes(step) : own_bytes + first_tiles * first_bytes + second_bytes;
+    static constexpr int tile_bytes = in_panels ? 2 * unit_bytes : own_bytes + first_tiles * first_bytes + second_bytes;
     static constexpr int stats_bytes = 2 * step * int(sizeof(float));
-    static constexpr int shared_bytes = tile_bytes + first_tiles * stats_bytes;
+    static constexpr int sums_bytes = own_rows * 4 * ((has_dp ? columns : 0) + (sums_p ? columns_p : 0));
+    static constexpr int shared_bytes = std::max(tile_bytes + first_tiles * stats_bytes, sums_bytes);
     // A thread's bits of a step.
     using MaskWord = std::conditional_t<step == 64, uint32_t, uint16_t>;
     static constexpr int ctas = column_parts > 1 && has_dp && IsRoomy ? 1 : HeadDim <= 64 && !is_float32 ? 3 : 2;
     static_assert(HeadDimV <= HeadDim, "value_in_key adds dv to dk's columns");
-    static_assert(tile_bytes >= own_rows * 4 * ((has_dp ? columns : 0) + (sums_p ? columns_p : 0)),
-                  "sums take the place of all tiles");
 };
 
 struct GradientParams : any::BackwardParams<float> {
@@ -503,7 +503,7 @@ struct Backward {
         const unsigned odd = __all_sync(~0u, is_nan[0] == 0 && is_nan[1] == 0)
                                  ? 0
                                  : tile::rows_with(!(is_nan[0] == 0), !(is_nan[1] == 0));
-        __syncthreads();  // everyone is done with the tiles, where sums are staged
+        __syncthreads();  // everyone is done with tiles and row sums, where sums are staged
         if constexpr (C::has_dp) stage<DsSums>(own_first, sums_ds, tile::ds_unlift<C::dtype>);
         if constexpr (C::sums_p) stage<PSums>(p_at(), sums_p, tile::unlift<C::dtype>);
         __syncwarp();  // a row's sums are there before its repair overwrites them
@@ -593,7 +593,8 @@ struct Backward {
 template <class C>
 __global__ void __launch_bounds__(threads, C::ctas)
     block_backward_kernel(const __grid_constant__ GradientParams params) {
-    Backward<C>(params, ptx::shared_address(ptx::swizzled_shared<uint8_t>())).run();
+    if constexpr (!is_turing || runs_on_turing<C::dtype, C::shared_bytes>)
+        Backward<C>(params, ptx::shared_address(ptx::swizzled_shared<uint8_t>())).run();
 }
 
 // ---- launch ----

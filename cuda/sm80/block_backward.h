@@ -17,31 +17,31 @@ template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits = false>
 struct BlockBackward {
     static constexpr bool joins_dk_dv = HeadDim <= 128;  // else registers hold one sum at a time
     static constexpr int element_bytes = dtype_row(D).bytes;
-    static constexpr bool has_room = element_bytes * HeadDim <= 256;
     using Columns = ColumnSplit<HeadDim, element_bytes>;  // of each sum
     static constexpr int column_parts = Columns::parts, part_columns = Columns::of_part;
     static_assert(Columns::panels == 1 || HeadDim == HeadDimV, "a sum's part has as many columns, whichever it is");
-    // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums. Of rows
-    // that come in panels, two with those of own tokens.
-    static constexpr int first_tiles = has_room ? 2 : 1;
     // A CTA is roomy where it may have so much shared memory. Where there are 99 KiB (Ada, and Ampere but for A100) it may
     // not if rows have more than 256 bytes: steps are shorter, or rows of more than 512 bytes come in panels, on A100, too.
-    // Rows of float32 have steps of 32 tokens where registers hold two sums beside what belongs to a step, or one beside
-    // both numbers of split ones.
+    // Nor may it on Turing if they have more than 128. Rows of float32 have steps of 32 tokens where registers hold two
+    // sums beside what belongs to a step, or one beside both numbers of split ones.
+    static constexpr bool has_room(bool is_roomy) {
+        return element_bytes * HeadDim <= (is_roomy || D != Dtype::f16 ? 256 : 128);
+    }
+    // Own tokens and those of a step, and where there is room the first operand of the next one with its row sums. Of rows
+    // that come in panels, two with those of own tokens.
+    static constexpr int first_tiles(bool is_roomy) { return has_room(is_roomy) ? 2 : 1; }
     static constexpr bool in_panels(bool is_roomy) { return Columns::panels > 1 && !is_roomy; }
     static constexpr int step(bool is_roomy) {
-        if (has_room) return 64;
+        if (has_room(is_roomy)) return 64;
         if (in_panels(is_roomy)) return Splits ? 32 : 64;
         return column_parts == 1 && is_roomy && D != Dtype::f32 ? 64 : 32;
     }
-    // Two units of panels have so many, or the sums that take their place in the end.
-    static constexpr int panel_bytes(int tokens) {
-        return std::max(2 * element_bytes * (64 + tokens) * Columns::panel, 4 * 64 * part_columns);
-    }
     static constexpr int shared_bytes(bool is_roomy) {
-        const int tokens = step(is_roomy), stats = first_tiles * 2 * tokens * 4;
-        if (in_panels(is_roomy)) return panel_bytes(tokens) + stats;
-        return element_bytes * (64 * (HeadDim + HeadDimV) + tokens * (first_tiles * HeadDim + HeadDimV)) + stats;
+        const int tokens = step(is_roomy), tiles = first_tiles(is_roomy), stats = tiles * 2 * tokens * 4;
+        const int rows = in_panels(is_roomy) ? 2 * (64 + tokens) * Columns::panel
+                                             : 64 * (HeadDim + HeadDimV) + tokens * (tiles * HeadDim + HeadDimV);
+        const int sums = 64 * 4 * (joins_dk_dv ? HeadDim + HeadDimV : part_columns);  // take that place in the end
+        return std::max(element_bytes * rows + stats, sums);
     }
     static void run(const BackwardArgs& args);
     static void prepare(int32_t device);

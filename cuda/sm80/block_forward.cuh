@@ -47,6 +47,7 @@
 #include "runtime/launch.h"
 #include "sm80/block_forward.h"
 #include "sm80/tile.cuh"
+#include "sm80/turing.h"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm80 {
@@ -464,7 +465,8 @@ struct Forward {
 // ---- kernel ----
 template <class C>
 __global__ void __launch_bounds__(threads, C::ctas) block_forward_kernel(const __grid_constant__ ForwardParams params) {
-    Forward<C>(params, ptx::shared_address(ptx::swizzled_shared<uint8_t>())).run();
+    if constexpr (!is_turing || runs_on_turing<C::dtype, C::shared_bytes>)
+        Forward<C>(params, ptx::shared_address(ptx::swizzled_shared<uint8_t>())).run();
 }
 
 // ---- launch ----

@@ -50,6 +50,7 @@
 #include "sm80/gather_backward.h"
 #include "sm80/gather_rows.cuh"
 #include "sm80/tile.cuh"
+#include "sm80/turing.h"
 #include "tile/lift.cuh"
 #include "tile/softmax.cuh"
 
@@ -474,7 +475,7 @@ struct GatherGradients {
 template <class C, Adding A>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     gather_backward_kernel(const __grid_constant__ GatherBackwardParams params) {
-    GatherGradients<C, A>(params, ptx::swizzled_shared<uint8_t>()).run();
+    if constexpr (!is_turing) GatherGradients<C, A>(params, ptx::swizzled_shared<uint8_t>()).run();
 }
 
 // ---- launch ----

@@ -36,6 +36,7 @@
 #include "sm80/gather_forward.h"
 #include "sm80/gather_rows.cuh"
 #include "sm80/tile.cuh"
+#include "sm80/turing.h"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm80 {
@@ -254,7 +255,7 @@ struct Gathered {
 template <class C>
 __global__ void __launch_bounds__(C::threads, C::ctas)
     gather_forward_kernel(const __grid_constant__ GatherForwardParams params) {
-    Gathered<C>(params, ptx::swizzled_shared<uint8_t>()).run();
+    if constexpr (!is_turing) Gathered<C>(params, ptx::swizzled_shared<uint8_t>()).run();
 }
 
 // ---- launch ----

@@ -15,16 +15,19 @@
 #include "sm80/block_forward.h"
 #include "sm80/gather_backward.h"
 #include "sm80/gather_forward.h"
+#include "sm80/turing.h"
 #include "tile/fragment.h"
 
 namespace spattn::sm80 {
 namespace {
 
 // Also what comes after Hopper, by PTX; a GPU of these may have less shared memory than another.
-template <int SharedBytes>
+template <int SharedBytes, int LeastCapability = 80>
 bool runs_here(int32_t device) {
-    return runtime::capability(device) >= 80 && runtime::shared_bytes(device) >= SharedBytes;
+    return runtime::capability(device) >= LeastCapability && runtime::shared_bytes(device) >= SharedBytes;
 }
+template <Dtype D, int SharedBytes>
+constexpr auto blocks_run_here = runs_here<SharedBytes, runs_on_turing<D, SharedBytes> ? 75 : 80>;
 
 template <int HeadDim, int HeadDimV>
 const char* tiles_fit(const Problem& p, int column_parts) {
@@ -109,7 +112,7 @@ Kernel block_forward(const char* name) {
             .permute = tile::permute_to_fragments<Heads>,
             .walks = {{Owner::queries, any::forward_policy(64), Heads}},
             .num_walks = 1,
-            .runs_here = runs_here<BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes>,
+            .runs_here = blocks_run_here<D, BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes>,
             .fits = block_forward_fits<D, HeadDim, HeadDimV, BlockQ, Heads, Splits>,
             .cost = block_forward_cost<D, HeadDim, HeadDimV, BlockQ, Heads, Splits>,
             .workspace = block_forward_workspace,
@@ -240,7 +243,7 @@ Kernel block_backward(const char* name) {
             .permute = tile::permute_to_both_fragments,
             .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
-            .runs_here = runs_here<K::shared_bytes(false)>,
+            .runs_here = blocks_run_here<D, K::shared_bytes(false)>,
             .fits = block_backward_fits<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
             .cost = block_backward_cost<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
             .workspace = block_backward_workspace,

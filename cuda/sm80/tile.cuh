@@ -42,14 +42,16 @@ struct RowsOf {
     const char* data;
     int64_t row, column;  // strides in elements
     int columns;
-    bool is_wide;  // rows start at multiples of 16 bytes, and their columns follow each other
+    bool is_wide;  // rows start at multiples of 16 bytes, their columns follow each other, and are copied so
 
     __device__ RowsOf(const TensorView& x, int64_t batch, int64_t head, int columns, bool is_wide)
         : data(reinterpret_cast<const char*>(any::row_of<Word>(x, batch, head, 0))),
           row(x.row),
           column(x.column),
           columns(columns),
-          is_wide(is_wide) {}
+          is_wide(is_wide) {
+        if constexpr (!ptx::copies_parts_of_16) this->is_wide &= columns % in_chunk == 0;
+    }
     // From a multiple of a chunk's columns on.
     __device__ void skip_columns(int count) { data += element_bytes * count * column, columns -= count; }
 };

@@ -158,11 +158,11 @@ void Races::fence(int warp) {
 // ---- who meets whom ----
 void Races::release(int warp, Knowledge& to, Loads loads) {
     Knowledge& knows = of_warp_[size_t(warp)].knows;
-    uint32_t& now = knows.time[size_t(place_of(warps, warp))];
-    const bool tells_of_now = loads == Loads::have_come;  // and else of what was before the warp's last release
-    now -= !tells_of_now;
+    uint32_t& time = knows.time[size_t(place_of(warps, warp))];
+    const uint32_t now = time;
+    if (loads == Loads::may_follow) time = now - 1;  // it tells of what was before the warp's last release
     to.join(knows);
-    now += tells_of_now ? 1 : 2;
+    time = now + 1;
 }
 
 void Races::init_barrier(int warp, size_t at) {

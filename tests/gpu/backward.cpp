@@ -14,9 +14,9 @@ std::vector<std::string> backward_rows() { return tensor_core_rows("_block_backw
 std::string pair_with(const std::string& row) {
     const auto is_of = [&](const char* products) { return row.find(products) != std::string::npos; };
     const char* const products = is_of("_f16_") ? "f16" : is_of("_tf32_") ? "tf32" : is_of("_f32_") ? "f32" : "bf16";
-    const char* const tile = dim_of(row) > 256                     ? "_d512_v512_64x64,"
-                             : dim_of(row) > 128 || !is_of("f32_") ? "_d256_v256_64x64,"
-                                                                   : "_d128_v128_64x64,";
+    const char* const tile = dim_of(row) > 256   ? "_d512_v512_64x64,"
+                             : dim_of(row) > 128 ? "_d256_v256_64x64,"
+                                                 : "_d128_v128_64x64,";
     return std::string("sm80_block_forward_") + products + tile + row;
 }
 

@@ -11,7 +11,7 @@ std::vector<std::string> rows_here(const char* prefix, const char* pass);
 
 // Rows of blocks that multiply by tensor cores, of the pass whose name is part of theirs.
 std::vector<std::string> tensor_core_rows(const char* pass);
-constexpr const char* no_such_rows = "no such rows: a GPU before 2020, or others are asked for";
+constexpr const char* no_such_rows = "no such rows: a GPU before Turing, or others are asked for";
 
 // What a name says: "sm90_block_forward_bf16_d128_v128_128x128", with "_heads8" where heads share tiles.
 spattn_dtype dtype_of(const std::string& row);

@@ -365,6 +365,9 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "any_gather_forward_bf16");
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "any_gather_backward_f16");
     CHECK_EQ(imaginary::name(plan_of(tf32).forward), "any_gather_forward_f32");
+    const Golden f16{"", "full", 2, 512, 512, 128, Dtype::f16, true};
+    CHECK_EQ(imaginary::name(plan_of(f16).forward), "sm80_block_forward_f16_d128_v128_128x64");
+    CHECK_EQ(imaginary::name(plan_of(f16).backward), "sm80_block_backward_f16_d128_v128_64x64");
     imaginary_capability = 90;
     CHECK_EQ(imaginary::name(plan_of(goldens[0]).forward), "sm90_block_forward_bf16_d128_v128_128x128");
 }

@@ -8,6 +8,8 @@
 
 namespace spattn::ptx {
 
+constexpr bool copies_parts_of_16 = true;
+
 template <int Size>
 inline void begin_copy(uint32_t shared, const void* from, int bytes) {
     emulator::Cta& cta = *emulator::here->cta;
