@@ -5,11 +5,12 @@
 
 namespace spattn::sm80 {
 
-// Turing multiplies elements of 16 bits that are fp16, and a CTA has 64 KiB of shared memory: kernels of blocks that need
-// no more run there, too. Of others its code is empty.
+// Turing multiplies elements of 16 bits that are fp16, and a CTA has 64 KiB of shared memory. Kernels of blocks that need
+// no more run there, too; all others are compiled for it as empty ones.
 template <Dtype D, int SharedBytes>
 constexpr bool runs_on_turing = D == Dtype::f16 && SharedBytes <= 64 * 1024;
 
+// Whether this is compiled for it.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr bool is_turing = true;
 #else
