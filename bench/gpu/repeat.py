@@ -89,7 +89,9 @@ def count_differences(call, results, seconds):
 def repeat(library, source, options, seen):
     """A line for each pass whose kernel was not seen at such a case yet."""
     plan, kernels = source.make_plan(), {}
-    for what in (what for what in options.passes if what in source.passes):
+    for what in options.passes:
+        if what not in source.passes:
+            continue
         kernel = library.kernel(plan, what)
         variant = kernel, source.kind, source.is_deterministic
         if options.every or variant not in seen:
