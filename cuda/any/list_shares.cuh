@@ -5,6 +5,7 @@
 
 #include "any/gather_tile.cuh"
 #include "any/list_shares.h"
+#include "ptx/convert.cuh"
 
 namespace spattn::any {
 
@@ -59,16 +60,6 @@ private:
     }
 };
 
-// The largest of what the lanes of a warp have.
-__device__ __forceinline__ unsigned largest_of_warp(unsigned x) {
-#if __CUDA_ARCH__ < 800  // Turing has no instruction for it
-    for (int n = 16; n; n /= 2) x = max(x, __shfl_xor_sync(~0u, x, n));
-    return x;
-#else
-    return __reduce_max_sync(~0u, x);
-#endif
-}
-
 // Found by one warp, and read by all of its CTA.
 struct ShareFinder {
     const ListShares& shares;
@@ -120,7 +111,7 @@ private:
                 if (lane >= distance) before += more;
             }
             const int total = __shfl_sync(~0u, before, 31);
-            before -= sum, longest = int(largest_of_warp(unsigned(longest)));
+            before -= sum, longest = int(ptx::largest_of_warp(unsigned(longest)));
             const int parts = shares.best_parts(longest, total);
             if (lane == 0) to = share_of(group, of_group, max(parts, 1));
             if (parts > 1) return;

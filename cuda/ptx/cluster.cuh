@@ -36,7 +36,7 @@ __device__ __forceinline__ void cluster_arrive(uint32_t bar) {
 
 // The same, once `loaded` has come, and with it what the warp loaded before. Arrivals at other CTAs go another way than
 // loads: one overtook a load that stood behind additions to global memory, and the other CTA wrote over what was to be
-// loaded (H200, once in a hundred calls of 14 ms). The address waits for the value by a term that is 0 for every float,
+// loaded (H200, one of 80 calls of 14 ms). The address waits for the value by a term that is 0 for every float,
 // which compilers do not find out. An arrival that releases to the cluster would wait for the additions, too.
 __device__ __forceinline__ void cluster_arrive_after(uint32_t bar, float loaded) {
     uint32_t zero;

@@ -52,6 +52,13 @@ __device__ __forceinline__ uint32_t widen_float8_pair(uint16_t pair) {
     return word;
 }
 
+// The largest of what all lanes of the warp have, from Ampere on.
+__device__ __forceinline__ uint32_t largest_of_warp(uint32_t x) {
+    uint32_t largest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xFFFFFFFF;" : "=r"(largest) : "r"(x));
+    return largest;
+}
+
 // -infinity unless keep. A predicated move, which has a pipe of its own: selects and compares share one with max and
 // cost 2.5 times as much (200 against 80 cycles for a 64 x 128 tile beside its row maximum, two warpgroups, H200).
 __device__ __forceinline__ void minus_infinity_unless(float& x, bool keep) {

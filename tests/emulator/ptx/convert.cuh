@@ -27,6 +27,8 @@ inline uint32_t widen_float8_pair(uint16_t pair) {
     return pack_f16(widen_float8(uint8_t(pair)), widen_float8(uint8_t(pair >> 8)));
 }
 
+inline uint32_t largest_of_warp(uint32_t x) { return __reduce_max_sync(~0u, x); }
+
 inline void minus_infinity_unless(float& x, bool keep) {
     if (!keep) x = -INFINITY;
 }
