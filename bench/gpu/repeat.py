@@ -67,7 +67,7 @@ def repeated(kernel, what, is_deterministic):
         return {"dq", "dk", "dv"}
     if "_gather_backward_" in kernel:
         return {"dq"}
-    adds_dq = kernel.startswith("sm90_block_backward_") and "_apart_" not in kernel
+    adds_dq = kernel.startswith("sm90_block_backward_") and "_apart_" not in kernel and "_in_order_" not in kernel
     return {"dk", "dv"} if adds_dq else {"dq", "dk", "dv"}
 
 
