@@ -143,6 +143,9 @@ struct BackwardArgs : CallArgs {
     bool has_rows = false;
     // CPU block rows: sums over the batch entries before are in dsink_logits.
     bool adds_dsink = false;
+    // CPU block rows, where portions share a group: sums of dk and dv over the heads before are carried, and are left so
+    // for those after.
+    bool has_keys_before = false, has_keys_after = false;
 };
 
 // Counts a cost model works on, over all heads and batch entries.

@@ -10,9 +10,10 @@
 
 namespace spattn {
 
-// Where a portion begins.
+// Where a portion begins, and whether no other is of the same group before or after it.
 struct FirstHead {
     int64_t batch, head_kv, head_q;
+    bool begins_group, ends_group;
 };
 
 struct Portions {
@@ -20,8 +21,8 @@ struct Portions {
     int64_t of_entry, count;  // portions of a batch entry, and of all
     int64_t group;            // of the whole problem
 
-    // As few as there can be, but no fewer than said, unless each would be less than a head. Where sums go over a
-    // group's queries it may not be split.
+    // As few as there can be, but no fewer than said, unless each would be less than a head. Groups are split where sums
+    // may go on from one portion to the next.
     Portions(const Problem& problem, int64_t fewest, bool splits_groups) : each(problem), group(problem.group()) {
         const int64_t parts = std::max<int64_t>((fewest + problem.batch - 1) / problem.batch, 1);
         each.heads_kv = divisor(problem.heads_kv, problem.heads_kv / parts);
@@ -34,7 +35,8 @@ struct Portions {
 
     FirstHead first(int64_t portion) const {
         const int64_t head_q = portion % of_entry * each.heads_q;
-        return {portion / of_entry * each.batch, head_q / group, head_q};
+        return {portion / of_entry * each.batch, head_q / group, head_q, head_q % group == 0,
+                (head_q + each.heads_q) % group == 0};
     }
 
 private:

@@ -79,6 +79,7 @@ void shift(BackwardArgs& args, const FirstHead& first, int64_t bytes) {
     for (TensorView* x : {&args.lse, &args.dlse}) shift(*x, first.batch, first.head_q, sizeof(float));
     for (TensorView* x : {&args.sink_logits, &args.dsink_logits}) shift(*x, 0, first.head_q, sizeof(float));
     args.adds_dsink = first.batch > 0;
+    args.has_keys_before = !first.begins_group, args.has_keys_after = !first.ends_group;
 }
 
 // portion: none where the piece works on all heads.

@@ -141,8 +141,7 @@ private:
         size_t all = 0, each = 0;
         for (size_t i = 0; i < choosers.size(); ++i) all = std::max(all, choosers[i]->scratch_of(plan.pieces[i]));
         all += plan.carried;
-        const bool is_forward = plan.pieces[0].kernel->pass == Pass::forward;
-        const Portions portions(p, int64_t((all + ample - 1) / ample), is_forward && plan.carried > 0);
+        const Portions portions(p, int64_t((all + ample - 1) / ample), plan.carried > 0);
         if (portions.count < 2 || all / size_t(portions.count) < ample / smallest_portion) return;
         std::vector<PortionTasks> tasks;
         for (size_t i = 0; i < choosers.size(); ++i) {

@@ -84,9 +84,14 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
         {"causal", 1, 4, 1, 300, 300, 24, 16, Axes::bshd, own_scale, aligned_end, true, true},
         {"per_head([0,1,1,0], strided(16), dilated(480,0,16)) | window(20,3)", 2, 4, 4, 500, 500, 16, 16},  // in pieces
         {"causal & (window(3,0) | strided(8))", 2, 4, 2, 600, 600, 16, 16, Axes::bshd, own_scale, aligned_end, true,
-         false, 0., true},  // as is this one
+         false, 0., true},  // as is this one, and all that follow
+        {"causal & (window(3,0) | strided(8))", 2, 6, 2, 500, 500, 16, 24},  // with single heads of a group
+        {"causal & (window(3,0) | strided(8))", 1, 4, 1, 600, 600, 8, 8, Axes::bhsd, own_scale, aligned_end, true, true,
+         10., true},
+        {"per_head([0,1,1,0], strided(16), dilated(480,0,16)) | window(20,3)", 2, 4, 1, 500, 500, 16, 16, Axes::bshd,
+         own_scale, aligned_end, true, false, 0., true},
     };
-    int in_rounds = 0, of_heads = 0, in_portions = 0, of_several = 0, of_others = 0, of_pieces = 0;
+    int in_rounds = 0, of_heads = 0, in_portions = 0, of_several = 0, of_others = 0, of_pieces = 0, of_groups = 0;
     const auto meet = [&](const CompiledPlan& plan) {
         for (const PassPlan* pass : {&plan.forward, &plan.backward}) {
             const PiecePlan& piece = pass->pieces.at(0);
@@ -99,6 +104,7 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
             of_others += std::any_of(pass->pieces.begin(), pass->pieces.end(),
                                      [](const PiecePlan& any) { return any.portions.schedules.size() > 1; });
             of_pieces += pass->portions && pass->pieces.size() > 1;
+            of_groups += pass == &plan.backward && each.group() < plan.problem.group();
         }
     };
     size_t n = 0;
@@ -127,19 +133,19 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
     check::context.clear();
     // Scalar rows alone, which every CPU has, make some 20 plans in rounds and 30 in portions.
     CHECK(in_rounds > 10 && of_heads > 0);
-    CHECK(in_portions > 20 && of_several > 0 && of_others > 0 && of_pieces > 10);
+    CHECK(in_portions > 20 && of_several > 0 && of_others > 0 && of_pieces > 10 && of_groups > 5);
 }
 
-// However many heads there are: panels and sums of rows for some of them; backward in pieces, for a group at least.
+// However many heads there are: panels and sums of rows for some of them; backward, dq of a group, in pieces of one head.
 TEST(long_contexts_take_little_for_many_heads) {
     constexpr int64_t seq = 131072, dim = 128, row_bytes = dim * int64_t(sizeof(float));
     for (const char* pattern : {"causal", "causal & (window(127,0) | strided(128))"})
-        for (const int64_t heads_kv : {32, 8}) {
+        for (const int64_t heads_kv : {32, 8, 1}) {
             const Case c{pattern, 1, 32, heads_kv, seq, seq, dim, dim};
             const bool is_whole = pattern == std::string("causal");
             const auto check = [&](const CompiledPlan& plan) {
                 CHECK(int64_t(plan.forward.workspace) < 5 * seq * row_bytes);
-                CHECK(int64_t(plan.backward.workspace) < (is_whole ? 9 : 24) * seq * row_bytes);
+                CHECK(int64_t(plan.backward.workspace) < (is_whole ? 8 + c.heads_q / heads_kv : 7) * seq * row_bytes);
             };
             for (const Rows& rows : cpu_rows(false)) {
                 if (!is_tested(rows) || !takes(rows, c) || rows.backward.family != Family::block) continue;

@@ -95,6 +95,8 @@ TEST(portions_have_every_head_once) {
                             const FirstHead first = portions.first(i);
                             CHECK_EQ(first.batch * p.heads_q + first.head_q, i * each.batch * each.heads_q);
                             CHECK_EQ(first.head_kv, first.head_q / group);
+                            CHECK_EQ(first.begins_group, first.head_q % group == 0);
+                            CHECK_EQ(first.ends_group, (first.head_q + each.heads_q) % group == 0);
                         }
                     }
     check::context.clear();

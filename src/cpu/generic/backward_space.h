@@ -55,7 +55,7 @@ inline Carried carve_carried(Carver& carver, const Problem& p) {
             carve_rows(carver, p, p.heads_q, p.seq_q, sizeof(Real) == sizeof(double) ? 1 : 0)};
 }
 
-// Whether sums begin with those of pieces and rounds before, and whether others come after.
+// Whether sums begin with those of pieces, portions and rounds before, and whether others come after.
 struct Between {
     bool has_before, has_after;
 };
@@ -74,7 +74,7 @@ struct BackwardSpace {
     Real* dq;                 // [blocks][bq][columns]
     Real dq_factor = 1;       // what their sums are multiplied by
     uint8_t* touched;         // [blocks]
-    Carried carried;          // read and written where the pass has several pieces, or rounds
+    Carried carried;          // read and written where the pass has several pieces, or rounds; the former have portions
     Real* parts;              // [num_parts][part_floats]
     int64_t part_floats;
     Real* scratch;

@@ -404,11 +404,12 @@ struct BackwardLane {
     }
 
     Between pieces_around() const { return {!args.piece.is_first, !args.piece.is_last}; }
-    // A column has sums in other rounds where it has blocks in them.
+    // A column has sums of other pieces and portions, and in other rounds where it has blocks in them.
     Between around_column(int32_t head, int32_t row) const {
         const ListsView& lists = args.layout.by_key;
         const int64_t group = p.heads_q / p.heads_kv;
         Between between = pieces_around();
+        between.has_before |= args.has_keys_before, between.has_after |= args.has_keys_after;
         for (int64_t g = 0; g < group && args.tasks.num_rounds > 0; ++g) {
             const Slice slice = slice_of(lists, args.layout.kind_of_head[head * group + g], row);
             if (slice.begin == slice.end) continue;
