@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "runtime/device.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "runtime/check.h"
@@ -40,6 +41,7 @@ int attribute(cudaDeviceAttr which, int index) {
 struct Facts {
     int capability = 0, shared_bytes = 0;
 };
+constexpr Facts turing{75, 64 * 1024};
 Facts facts_of(int index) {
     static const std::vector<Facts> all = [] {
         std::vector<Facts> found = std::vector<Facts>(size_t(count_devices()));
@@ -47,6 +49,7 @@ Facts facts_of(int index) {
             found[size_t(i)] = {10 * attribute(cudaDevAttrComputeCapabilityMajor, i) +
                                     attribute(cudaDevAttrComputeCapabilityMinor, i),
                                 attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, i)};
+        if (SPATTN_CUDA_TURING) std::fill(found.begin(), found.end(), turing);  // whatever code there is for others
         return found;
     }();
     return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : Facts{};

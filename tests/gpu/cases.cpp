@@ -87,4 +87,25 @@ std::vector<Case> shapes_of(const std::string& row) {
     return cases;
 }
 
+void run_case(const Context& context, const std::string& rows, const Case& c) {
+    check::context = rows + ": " + c.name();
+    const Truth& truth = make_truth(c, seed_of(c));
+    const Force force(rows);
+    const Plan plan = make_plan(context, c);
+    if (!plan) return;
+    Run run(plan, c, truth);
+    run.both_passes();
+    run.demand_truth(truth);
+}
+
+size_t run_cases(const Context& context, const std::string& row, const std::string& rows,
+                 const std::vector<Case>& cases) {
+    prepare_truths(cases);
+    for (const Case& c : cases) run_case(context, rows, c);
+    std::printf("%s: %zu cases\n", row.c_str(), cases.size());
+    check::context = row;
+    if (check::every() == 1) CHECK(!cases.empty());
+    return cases.size();
+}
+
 }  // namespace gpu
