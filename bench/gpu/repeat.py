@@ -13,6 +13,7 @@ does.
 """
 import fnmatch
 import json
+import re
 import sys
 import time
 import typing
@@ -59,16 +60,12 @@ def all_sources(library):
                      lambda given=given: float8_operands.make_operands(given, Tensors(given.case)))
 
 
-def repeated(kernel, what, is_deterministic):
+def repeated(what, explained):
     """Names of what has the same bits in each call."""
     if what == "forward":
         return {"out", "lse"}
-    if is_deterministic:
-        return {"dq", "dk", "dv"}
-    if "_gather_backward_" in kernel:
-        return {"dq"}
-    adds_dq = kernel.startswith("sm90_block_backward_") and "_apart_" not in kernel and "_in_order_" not in kernel
-    return {"dk", "dv"} if adds_dq else {"dq", "dk", "dv"}
+    others = re.findall("^ +bits +last ones of (.*) differ", explained, re.MULTILINE)
+    return {"dq", "dk", "dv"} - {name for line in others for name in line.split(" and ")}
 
 
 def count_differences(call, results, seconds):
@@ -104,7 +101,7 @@ def repeat(library, source, options, seen):
     library.forward(plan, **operands["forward"])()  # whose out and lse backward takes
     for what, kernel in kernels.items():
         call = getattr(library, what)(plan, **operands[what])
-        names = sorted(repeated(kernel, what, source.is_deterministic) & operands[what].keys())
+        names = sorted(repeated(what, library.explain(plan)) & operands[what].keys())
         calls, differ = count_differences(call, [operands[what][name] for name in names], options.seconds)
         yield {"case": source.name, "pass": what, "kernel": kernel, "compared": names, "calls": calls, "differ": differ}
 

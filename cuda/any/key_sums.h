@@ -65,4 +65,10 @@ private:
     }
 };
 
+// Kernel::added_by_arrival of rows that add to these sums.
+inline const char* keys_added_by_arrival(const Problem& p) {
+    if (p.deterministic) return nullptr;
+    return p.value_in_key ? "dk" : "dk and dv";
+}
+
 }  // namespace spattn::any

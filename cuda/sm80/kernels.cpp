@@ -296,7 +296,8 @@ Kernel gather_backward(const char* name) {
             .backward = gather<D, HeadDim, HeadDimV, Block>,
             .prepare = K::prepare,
             .family = Family::gather,
-            .shares_lists = true};
+            .shares_lists = true,
+            .added_by_arrival = any::keys_added_by_arrival};
 }
 
 }  // namespace

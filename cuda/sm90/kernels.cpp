@@ -409,7 +409,8 @@ Kernel list_gradients(const char* name, decltype(Kernel::fits) fits, decltype(Ke
             .prepare = prepare_both<Own, OlderGatherBackward<D, HeadDim>>,
             .family = Family::gather,
             .shares_lists = true,
-            .assumes = assumes};
+            .assumes = assumes,
+            .added_by_arrival = any::keys_added_by_arrival};
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -452,6 +453,8 @@ Kernel gather_backward_pair(const char* name) {
 }
 
 // ---- backward ----
+const char* queries_added_by_arrival(const Problem&) { return "dq"; }
+
 template <int HeadDim, int HeadDimV>
 const char* block_backward_fits(const Problem& p) {
     if (const char* why = tiles_fit<HeadDim, HeadDimV>(p)) return why;
@@ -514,7 +517,8 @@ Kernel block_backward(const char* name) {
             .backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>,
             .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
             .dispatch = any::dispatch_of<D>(),
-            .assumes = assumes};
+            .assumes = assumes,
+            .added_by_arrival = queries_added_by_arrival};
 }
 
 // ---- backward, sums of dq in the order of keys ----
@@ -533,6 +537,7 @@ Kernel block_backward_in_order(const char* name) {
     row.cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, true>;
     row.backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>;
     row.prepare = prepare_both<Own, OlderBackward<D, HeadDim>>;
+    row.added_by_arrival = nullptr;
     return row;
 }
 

@@ -450,7 +450,8 @@ enum spattn_axes {
 };
 enum spattn_plan_flags {
     SPATTN_PLAN_BACKWARD = 1 << 0,      /* spattn_backward will be called */
-    SPATTN_PLAN_DETERMINISTIC = 1 << 1, /* bit-equal results between calls; the CPU always is */
+    SPATTN_PLAN_DETERMINISTIC = 1 << 1, /* bit-equal results between calls; on the CPU they always are, and on a GPU all but
+                                           those gradients that spattn_plan_explain names under "bits" */
     SPATTN_PLAN_REFERENCE = 1 << 2,     /* the plain double-precision rows: slow, the truth */
     SPATTN_PLAN_Q_OFFSET = 1 << 3,      /* q_offset is meant, even if 0 */
     SPATTN_PLAN_SCALE = 1 << 4,         /* scale is meant, even if 0 */

@@ -219,10 +219,17 @@ std::string describe_portions(const PassPlan& pass) {
     return line("  portions", grouped(double(pass.portions->count)) + " of " + heads + ", one after the other");
 }
 
+std::string describe_bits(const CompiledPlan& plan, const Kernel& kernel) {
+    const char* const added = kernel.added_by_arrival ? kernel.added_by_arrival(plan.problem) : nullptr;
+    if (!added) return "";
+    return line("  bits", std::string("last ones of ") + added +
+                              " differ between calls: terms are added as they arrive, but under SPATTN_PLAN_DETERMINISTIC");
+}
+
 std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }
 
 // How the row of a piece works on it.
-std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
+std::string describe_way(const CompiledPlan& plan, const PiecePlan& piece) {
     switch (piece.kernel->family) {
         case Family::block:
             return (piece.order == Order::dispatched
@@ -236,6 +243,9 @@ std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
         case Family::gather: return describe_lists(plan, piece);
         default: return "";
     }
+}
+std::string describe_row(const CompiledPlan& plan, const PiecePlan& piece) {
+    return describe_way(plan, piece) + describe_bits(plan, *piece.kernel);
 }
 
 std::string describe_candidate(const Candidate& c, bool is_chosen) {

@@ -227,6 +227,9 @@ struct Kernel {
     int32_t sweeps = 1;  // how often a pass goes over its pieces, if it has several: the same for all rows of a dtype
     const DispatchSteps* dispatch = nullptr;  // brings queries to blocks that they list; null: cannot
     const char* assumes = nullptr;  // of a call's operands, and what it does without: the plan cannot know, and says so
+    // Gradients whose terms are added in the order of arrival, so that last bits differ between calls: "dq"; null, or null
+    // of the problem: none.
+    const char* (*added_by_arrival)(const Problem&) = nullptr;
 
     Owner owner() const { return num_walks > 0 ? walks[0].owner : Owner::queries; }
 };

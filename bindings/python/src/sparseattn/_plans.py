@@ -86,7 +86,8 @@ class Plan(OfThisProcess):
                             (https://arxiv.org/abs/2405.04434)
     q_offset                position of the first query; None is seq_k - seq_q
     backward                backward will be called
-    deterministic           bit-equal results between calls; on the CPU they always are
+    deterministic           bit-equal results between calls; on the CPU they always are, and on a GPU all but
+                            those gradients that explain() names under "bits"
     reference               the plain double-precision kernels: slow, the truth
     tf32                    float32 products may round their operands to TF32, 11 significant bits, on GPUs
                             whose tensor cores take them; explain() names the kernel. Else it changes nothing
