@@ -49,7 +49,7 @@ Facts facts_of(int index) {
             found[size_t(i)] = {10 * attribute(cudaDevAttrComputeCapabilityMajor, i) +
                                     attribute(cudaDevAttrComputeCapabilityMinor, i),
                                 attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, i)};
-        if (SPATTN_CUDA_TURING) std::fill(found.begin(), found.end(), turing);  // whatever code there is for others
+        if (SPATTN_CUDA_TURING) std::fill(found.begin(), found.end(), turing);  // whose code alone was compiled
         return found;
     }();
     return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : Facts{};

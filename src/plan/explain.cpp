@@ -222,8 +222,8 @@ std::string describe_portions(const PassPlan& pass) {
 std::string describe_bits(const CompiledPlan& plan, const Kernel& kernel) {
     const char* const added = kernel.added_by_arrival ? kernel.added_by_arrival(plan.problem) : nullptr;
     if (!added) return "";
-    return line("  bits", std::string("last ones of ") + added +
-                              " differ between calls: terms are added as they arrive, but under SPATTN_PLAN_DETERMINISTIC");
+    return line("  bits", std::string("last ones of ") + added + " differ between calls: terms are added as they "
+                          "arrive, but under SPATTN_PLAN_DETERMINISTIC");
 }
 
 std::string describe_cost(const Cost& cost) { return decimal(cost.us, 1) + " us, " + cost.binds; }
