@@ -419,8 +419,8 @@ typedef struct spattn_stats { /* sums over all batch entries and heads */
     double bytes_forward, bytes_backward;              /* each operand once; 0 for a bare pattern */
 } spattn_stats;
 
-/* Beyond 2^16 rows of blocks, patterns that repeat (most of 4a, and what is composed of them) are counted by their
- * closed forms: time and memory then hardly depend on the length. */
+/* Beyond 2^16 rows of blocks, 2^12 where they are no whole periods, patterns that repeat (most of 4a, and what is composed
+ * of them) are counted by their closed forms: time and memory then hardly depend on the length. */
 SPATTN_API spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_extent* extent,
                                               spattn_stats* result);
 /* 1 where query row q of (batch, head) sees key k, else 0. */

@@ -90,13 +90,15 @@ int64_t walk_csr(const Pattern& pattern, const Plane& plane, const CsrTarget& cs
     return pairs;
 }
 
-// The lists of longer patterns take gigabytes, only to be counted.
-constexpr int64_t most_listed_rows = int64_t(1) << 16;
+// The lists of longer patterns take gigabytes, only to be counted; and where no number of periods is a block, all of them
+// differ, and lists of a twentieth of that length take seconds.
+constexpr int64_t most_listed_rows = int64_t(1) << 16, most_rows_that_differ = int64_t(1) << 12;
 
 spattn_stats make_pattern_stats(const Pattern& pattern, const Question& q) {
     const Extent& e = q.extent;
     const auto stats_of = [&](const Counts& counts) { return make_stats(counts, e.batch * e.heads, e.seq_q, e.seq_k); };
-    if (std::max(ceil_div(e.seq_q, q.block_q), ceil_div(e.seq_k, q.block_k)) > most_listed_rows)
+    const int64_t most_rows = q.block_k % pattern.period() ? most_rows_that_differ : most_listed_rows;
+    if (std::max(ceil_div(e.seq_q, q.block_q), ceil_div(e.seq_k, q.block_k)) > most_rows)
         if (const auto counts = count_quadrants(pattern, e, q.block_q, q.block_k)) return stats_of(*counts);
     const Layout layout = build_layout(pattern, e, q.block_q, q.block_k);
     spattn_stats stats = stats_of(count(layout));

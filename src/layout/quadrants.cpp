@@ -12,7 +12,8 @@
 //
 // How many keys a query keeps, the shortest and the longest row, is found the same way: rows that meet the same squares
 // in the same numbers keep the same number of keys. Squares in which every row keeps as many (of landmarks, of strides)
-// only add a number, however many there are.
+// only add a number, however many there are. Those are squares of whole periods: where a pattern's period does not divide
+// the blocks that are asked about, kept keys are counted in blocks of their own.
 #include "layout/quadrants.h"
 
 #include <algorithm>
@@ -51,29 +52,21 @@ public:
     QuadrantCounter(const Pattern& pattern, const Plane& plane, int32_t block_q, int32_t block_k)
         : pattern_(pattern), plane_(plane), block_q_(block_q), block_k_(block_k) {}
 
-    // Adds what one plane keeps, for `heads` equal ones.
-    void count(int64_t heads, Counts& total) {
+    // Adds the plane's blocks, for `heads` equal ones.
+    void count_blocks(int64_t heads, Counts& total) {
+        find_squares();
         const Extent& extent = plane_.extent;
-        int level = 0;
-        while (height(level) < extent.seq_q) ++level;
-        Strip strip;
-        Square sum;
-        for (int64_t key = 0; key < extent.seq_k;) {
-            int64_t repeat = 1;
-            const SquareId square = look(level, 0, key, &repeat);
-            // A square that sticks out is another kind of square: never a repetition of those before it.
-            const int64_t whole = (extent.seq_k - key) / width(level);
-            repeat = std::clamp<int64_t>(repeat, 1, std::max<int64_t>(whole, 1));
-            add(square, level, repeat, sum);
-            add(square, level, repeat, strip);
-            key += repeat * width(level);
-        }
-        const Rows rows = count_rows(level, extent.seq_q, strip);
         const int64_t blocks = ceil_div(extent.seq_q, block_q_) * ceil_div(extent.seq_k, block_k_);
-        total.pairs += double(sum.pairs) * double(heads);
-        total.blocks_full += sum.blocks_full * heads;
-        total.blocks_partial += sum.blocks_partial * heads;
-        total.blocks_empty += (blocks - sum.blocks_full - sum.blocks_partial) * heads;
+        total.blocks_full += sum_.blocks_full * heads;
+        total.blocks_partial += sum_.blocks_partial * heads;
+        total.blocks_empty += (blocks - sum_.blocks_full - sum_.blocks_partial) * heads;
+    }
+
+    // Likewise what the plane keeps.
+    void count_kept(int64_t heads, Counts& total) {
+        find_squares();
+        const Rows rows = count_rows(level_, plane_.extent.seq_q, strip_);
+        total.pairs += double(sum_.pairs) * double(heads);
         total.row_min = std::min(total.row_min, rows.least);
         total.row_max = std::max(total.row_max, rows.most);
         total.rows_empty += rows.empty * heads;
@@ -86,6 +79,23 @@ private:
         int64_t base = 0;
         std::map<SquareId, int64_t> uneven;
     };
+
+    // The squares of the level on which one row of them is all of the plane.
+    void find_squares() {
+        if (level_ >= 0) return;
+        const Extent& extent = plane_.extent;
+        for (level_ = 0; height(level_) < extent.seq_q;) ++level_;
+        for (int64_t key = 0; key < extent.seq_k;) {
+            int64_t repeat = 1;
+            const SquareId square = look(level_, 0, key, &repeat);
+            // A square that sticks out is another kind of square: never a repetition of those before it.
+            const int64_t whole = (extent.seq_k - key) / width(level_);
+            repeat = std::clamp<int64_t>(repeat, 1, std::max<int64_t>(whole, 1));
+            add(square, level_, repeat, sum_);
+            add(square, level_, repeat, strip_);
+            key += repeat * width(level_);
+        }
+    }
 
     void add(SquareId id, int level, int64_t times, Strip& strip) const {
         if (id == empty_square) return;
@@ -238,7 +248,16 @@ private:
     std::vector<Square> squares_;
     KeyMemo<SquareId> squares_of_;
     KeyMemo<Rows> rows_of_;
+    int level_ = -1;  // of the two that follow, once they are found
+    Square sum_;
+    Strip strip_;
 };
+
+// A block of whole periods in place of one that is none, or the same: about as large as it, or of one period.
+int32_t of_periods(int32_t block, int64_t period) {
+    constexpr int64_t most_period = int64_t(1) << 14;  // keeps blocks small enough to be counted row by row
+    return period > most_period ? block : int32_t(round_up(block, period));
+}
 
 // One plane for each choice of parts that per_head and per_batch make, and how many planes see the same.
 std::vector<std::pair<Plane, int64_t>> find_planes(const Pattern& pattern, const Extent& extent) {
@@ -263,8 +282,15 @@ std::optional<Counts> count_quadrants(const Pattern& pattern, const Extent& exte
     Counts total;
     total.row_min = extent.seq_k;
     try {
-        for (const auto& [plane, heads] : find_planes(pattern, extent))
-            QuadrantCounter(pattern, plane, block_q, block_k).count(heads, total);
+        const int32_t rows = of_periods(block_q, pattern.period()), keys = of_periods(block_k, pattern.period());
+        for (const auto& [plane, heads] : find_planes(pattern, extent)) {
+            QuadrantCounter blocks(pattern, plane, block_q, block_k);
+            blocks.count_blocks(heads, total);
+            if (keys == block_k)
+                blocks.count_kept(heads, total);
+            else
+                QuadrantCounter(pattern, plane, rows, keys).count_kept(heads, total);
+        }
     } catch (const TooManySteps&) {
         return {};
     }

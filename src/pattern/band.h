@@ -24,6 +24,7 @@ public:
     int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     PatternRef transposed() const override;
     int64_t modulus() const override;
+    int64_t period() const override { return band_.step; }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override;
 
 private:

@@ -47,6 +47,16 @@ bool Composite::borrows() const {
     return std::any_of(parts_.begin(), parts_.end(), [](const PatternRef& part) { return part->borrows(); });
 }
 
+int64_t Composite::period() const {
+    int64_t period = 1;
+    for (const PatternRef& part : parts_) {
+        const int64_t other = part->period();
+        if (period == forever || other == forever) return forever;
+        period = multiply_saturated(period / std::gcd(period, other), other);
+    }
+    return period;
+}
+
 void Composite::save_parts(Node node, ByteWriter& out) const {
     out.node(node);
     out.number(int64_t(parts_.size()));

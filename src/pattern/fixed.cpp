@@ -29,6 +29,7 @@ public:
     PatternRef transposed() const override { return meaning_->transposed(); }
     std::optional<HotTokens> hot(const Extent& extent) const override { return meaning_->hot(extent); }
     int64_t modulus() const override { return meaning_->modulus(); }
+    int64_t period() const override { return meaning_->period(); }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_block_diagonal(1);
         if (block_ % modulus) return {};

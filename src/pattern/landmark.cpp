@@ -39,6 +39,7 @@ public:
     PatternRef transposed() const override { return make_query_side(PatternRef::share(this)); }
     std::optional<HotTokens> hot(const Extent& extent) const override { return hot_keys(*this, extent); }
     int64_t modulus() const override { return plain_ == block_ ? 0 : 1; }
+    int64_t period() const override { return block_; }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         if (modulus % block_ == 0) return residue % block_ >= plain_ ? make_full() : make_nothing();
         if (block_ % modulus) return {};

@@ -28,6 +28,8 @@ spattn::PatternRef spattn_pattern::transposed() const { return {}; }
 
 int64_t spattn_pattern::modulus() const { return 1; }
 
+int64_t spattn_pattern::period() const { return 1; }
+
 spattn::PatternRef spattn_pattern::in_residue(int64_t, int64_t) const { return {}; }
 
 std::optional<spattn::HotTokens> spattn_pattern::hot(const spattn::Extent&) const { return {}; }

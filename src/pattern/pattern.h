@@ -135,6 +135,10 @@ struct spattn_pattern : spattn::RefCounted {
     // 1 where none is known, 0 where any will do: nothing is kept but k = p.
     virtual int64_t modulus() const;
 
+    // So many keys further on, or queries, the pattern looks alike, up to the ends of its bands and documents; `forever`
+    // where that is too far for a number. 1 where any number will do, and where none is known.
+    virtual int64_t period() const;
+
     // The pattern among the positions and keys that are `residue` mod `modulus`, counted within that residue class:
     // p = residue + modulus * p', k = residue + modulus * k'. Null where there is no closed form, for every
     // residue alike. Whether residue classes keep to themselves does not matter here: what leaves one is cut.

@@ -37,6 +37,7 @@ public:
     }
     PatternRef transposed() const override { return PatternRef::share(this); }
     int64_t modulus() const override { return modulus_; }
+    int64_t period() const override { return modulus_; }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         if (modulus % modulus_ == 0) return residue % modulus_ == offset_ ? make_full() : make_nothing();
         if (modulus_ % modulus) return {};

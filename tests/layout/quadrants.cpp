@@ -41,6 +41,9 @@ const Long longs[] = {
     {"block_diagonal(1048576)", 2047. * 1048576 * 1048576 + 1048575. * 1048575, 1048575, 1048576},
     {"causal & landmark(64,1)", 36028795945222144., 0, 33554431},
     {"causal & (window(64,0) | strided(64))", 36028933350619105., 1, 33554495},
+    {"causal & strided(127)", 18156245223869467., 1, 16909321},
+    {"causal & (window(127,0) | strided(127))", 18156515806800988., 1, 16909447},
+    {"residue(127,3)", 285925136681041., 0, 16909321},
     {"causal - window(0,0)", double(longest) * (longest - 1) / 2, 0, longest - 1},
     {"transpose(causal)", double(longest) * (longest + 1) / 2, 1, longest},
 };
