@@ -37,15 +37,10 @@ struct Mirrored {
     }
     ~Mirrored() { cudaFree(memory); }
     Mirrored(const Mirrored&) = delete;
-    // What comes from memory that is not pinned may still be on its way when the copy returns, and a graph's stream waits
-    // for no other.
-    void send() {
-        cuda(cudaMemcpy(on_device.data, host.data, host.bytes, cudaMemcpyHostToDevice), "to the device");
-        cuda(cudaStreamSynchronize(nullptr), "to the device");
-    }
+    void send() { copy(on_device.data, host.data, host.bytes); }
     std::vector<uint16_t> received() const {
         std::vector<uint16_t> values(host.bytes / sizeof(uint16_t));
-        cuda(cudaMemcpy(values.data(), on_device.data, host.bytes, cudaMemcpyDeviceToHost), "from the device");
+        copy(values.data(), on_device.data, host.bytes);
         return values;
     }
 
@@ -317,7 +312,7 @@ TEST(tokens_go_to_their_places) {
             void*& memory = on_device[&x];
             if (memory) return memory;
             cuda(cudaMalloc(&memory, x.memory.size()), "an operand");
-            cuda(cudaMemcpy(memory, x.memory.data(), x.memory.size(), cudaMemcpyHostToDevice), "to the device");
+            copy(memory, x.memory.data(), x.memory.size());
             return memory;
         };
         const auto append = [&](cudaStream_t stream) {
@@ -332,7 +327,7 @@ TEST(tokens_go_to_their_places) {
         }
         for (const auto& [operand, memory] : drawn.expected()) {
             std::vector<unsigned char> found(memory.size());
-            cuda(cudaMemcpy(found.data(), place(*operand), found.size(), cudaMemcpyDeviceToHost), "from the device");
+            copy(found.data(), place(*operand), found.size());
             CHECK(found == memory);
         }
         for (const auto& [operand, memory] : on_device) cudaFree(memory);
@@ -359,13 +354,13 @@ TEST(a_long_prompt_is_appended) {
         cuda(cudaMalloc(&on_device[i].data, bytes[i]), "an operand");
         cuda(cudaMemset(on_device[i].data, 0xff, bytes[i]), "clear");
     }
-    cuda(cudaMemcpy(on_device[0].data, rows.data, rows.bytes, cudaMemcpyHostToDevice), "rows");
-    cuda(cudaMemcpy(on_device[2].data, starts.data, starts.bytes, cudaMemcpyHostToDevice), "starts");
+    copy(on_device[0].data, rows.data, rows.bytes);
+    copy(on_device[2].data, starts.data, starts.bytes);
     auto args = abi::sized<spattn_cache_append_args>();
     args.k_new = &on_device[0], args.k = &on_device[1], args.starts = &on_device[2];
     succeed(spattn_cache_append(context.get(), &p, &args), "append");
     std::vector<uint16_t> found(size_t(2 * p.seq_k * dims));
-    cuda(cudaMemcpy(found.data(), on_device[1].data, bytes[1], cudaMemcpyDeviceToHost), "from the device");
+    copy(found.data(), on_device[1].data, bytes[1]);
     bool holds = true;
     for (int64_t b = 0; b < 2; ++b)
         for (int64_t token = 0; token < p.seq_k; ++token) {

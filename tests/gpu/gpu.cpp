@@ -295,6 +295,11 @@ void cuda(cudaError_t error, const char* what) {
     if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(error));
 }
 
+void copy(void* to, const void* from, size_t bytes) {
+    cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copy");
+    cuda(cudaStreamSynchronize(nullptr), "copy");
+}
+
 bool is_wanted(int n) { return size_t(n) % check::every() == 0; }
 
 std::string Case::name() const {
@@ -400,12 +405,12 @@ void DeviceTensor::each_element(std::vector<char>& bytes, Body body) const {
 void DeviceTensor::write(const Values& values) {
     std::vector<char> bytes(memory_bytes_, guard_byte);
     each_element(bytes, [&](size_t n, char* element) { store(values[n], view_.dtype, element); });
-    cuda(cudaMemcpy(memory_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+    copy(memory_, bytes.data(), bytes.size());
 }
 
 Values DeviceTensor::read() const {
     std::vector<char> bytes(memory_bytes_);
-    cuda(cudaMemcpy(bytes.data(), memory_, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    copy(bytes.data(), memory_, bytes.size());
     Values values(count_);
     each_element(bytes, [&](size_t n, const char* element) { values[n] = load(view_.dtype, element); });
     return values;
@@ -413,7 +418,7 @@ Values DeviceTensor::read() const {
 
 bool DeviceTensor::guards_hold() const {
     std::vector<char> bytes(memory_bytes_);
-    cuda(cudaMemcpy(bytes.data(), memory_, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    copy(bytes.data(), memory_, bytes.size());
     each_element(bytes, [&](size_t, char* element) { std::memset(element, guard_byte, element_bytes()); });
     return std::all_of(bytes.begin(), bytes.end(), [](char byte) { return byte == guard_byte; });
 }

@@ -28,6 +28,10 @@ inline bool is_here() {
 
 void cuda(cudaError_t error, const char* what);  // throws
 
+// To or from the device. What comes from memory that is not pinned may still be on its way when cudaMemcpy returns, and
+// the stream of a graph waits for no other: this waits.
+void copy(void* to, const void* from, size_t bytes);
+
 // SPATTN_TEST_EVERY=n runs one case of n: under tools that slow every access down.
 bool is_wanted(int n);
 

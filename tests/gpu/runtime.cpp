@@ -114,7 +114,7 @@ TEST(lists_change_between_replays) {
         std::vector<Values> last;
         for (int replay = 0; replay < 3; ++replay) {
             for (int32_t& entry : drawn) entry = int32_t(random() % blocks);
-            cuda(cudaMemcpy(indices, drawn.data(), drawn.size() * sizeof(int32_t), cudaMemcpyHostToDevice), "lists");
+            copy(indices, drawn.data(), drawn.size() * sizeof(int32_t));
             for (DeviceTensor* x : {&run.out, &run.lse, &run.dq, &run.dk, &run.dv}) x->spoil();
             cuda(cudaGraphLaunch(executable, stream.handle), "graph launch");
             cuda(cudaStreamSynchronize(stream.handle), "replay");

@@ -17,7 +17,7 @@ const abi::RankDevice& ranks_here() {
                                       [](void* memory) { cudaFree(memory); },
                                       [](void* to, const void* from, size_t bytes) {
                                           cuda(cudaDeviceSynchronize(), "what ranks do");
-                                          cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "between ranks");
+                                          copy(to, from, bytes);
                                       }};
     return here;
 }
