@@ -397,7 +397,7 @@ typedef struct spattn_extent { /* the rectangle a question is asked on */
     uint32_t flags;       /* spattn_extent_flags */
     int64_t batch, heads; /* 0 = 1 */
     int64_t seq_q, seq_k; /* >= 1, at most 2^31 - 1 */
-    int64_t q_offset;     /* read only with SPATTN_EXTENT_Q_OFFSET; else seq_k - seq_q */
+    int64_t q_offset;     /* -2^40 .. 2^40, read only with SPATTN_EXTENT_Q_OFFSET; else seq_k - seq_q */
     int64_t block_q, block_k; /* unit of the block counts: 0 = 64, else 1..1024 */
     spattn_cancel_fn cancel;  /* NULL = calls end when they are done */
     void* cancel_user;
@@ -519,8 +519,8 @@ typedef struct spattn_problem {
                                            scales are float32 */
     spattn_enum axes;                   /* spattn_axes */
     double scale;                       /* finite; 1 / sqrt(head_dim) unless SPATTN_PLAN_SCALE */
-    int64_t q_offset;                   /* seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET; 0 without it, as scale is
-                                           without its flag */
+    int64_t q_offset;                   /* -2^40 .. 2^40; seq_k - seq_q unless SPATTN_PLAN_Q_OFFSET; 0 without it, as
+                                           scale is without its flag */
     double softcap;                     /* 0 = none, else 1e-6 .. 1e30 */
     int64_t page_size;                  /* with SPATTN_PLAN_STARTS: 0 = none, else 1 .. 65536, divides seq_k */
     spattn_dtype cache_dtype;           /* with SPATTN_PLAN_STARTS, of k and v: {0, 0, 0} = dtype, else dtype or

@@ -286,6 +286,26 @@ def test_a_mask_of_keys_serves_all_queries(name):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("keys", [39, 41])
+def test_a_mask_of_other_keys_is_refused(keys):
+    q = np.zeros((2, 40, 4, 16), np.float32)
+    for mask in (np.ones((2, 1, 1, keys), bool), np.ones((1, keys), bool), np.ones((2, 4, 1, keys), bool)):
+        for attend in (sa.attention, sparseattn.dlpack.attention, lambda q, k, v, mask: sa.plan(mask, q, k, v)):
+            with pytest.raises(sa.ShapeError) as caught:
+                attend(q, q, q, mask)
+            assert caught.value.argument == "pattern" and f"{keys}]" in str(caught.value)
+
+
+def test_a_refused_call_leaves_no_operand_behind():
+    q, k, v, refused = np.random.default_rng(3).standard_normal((4, 1, 64, 2, 16), np.float32)
+    plan = sa.plan("causal", q, k, v)
+    right = plan.forward(q, k, v)
+    for other in (np.asfortranarray(refused), refused.astype(np.float64)):
+        with pytest.raises(sa.DTypeError):
+            plan.forward(other, k, v.astype(">f4"))
+        np.testing.assert_array_equal(plan.forward(q, k, v), right)
+
+
 def test_plans_and_contexts_say_what_they_are():
     context = sa.Context("cpu", threads=2)
     assert repr(context) == "Context(device='cpu', threads=2, plan_cache=0)"

@@ -183,7 +183,7 @@ def test_topk_lists_the_largest(library):
     scores[0, 3, 1, 4:] = -np.inf
     largest = np.sort(scores, -1)[..., -7:]
     given = scores if library == "numpy" else pytest.importorskip("torch").from_numpy(scores)
-    found = sa.topk(given, 7)
+    found = sa.topk(given, np.int64(7))
     assert type(found) is type(given) and str(found.dtype).endswith("int64")
     indices = np.asarray(found)
     values = np.where(indices < 0, -np.inf, np.take_along_axis(scores, indices.clip(0), -1))
@@ -203,7 +203,7 @@ def test_topk_lists_the_largest(library):
         (np.zeros((3, 4), int), 1, sa.DTypeError, "scores"),
         (np.zeros((3, 4)), 5, sa.ArgumentError, "k"),
         (np.zeros((3, 4)), 0, sa.ArgumentError, "k"),
-        (np.zeros((3, 4)), 2.0, sa.ArgumentError, "k"),
+        (np.zeros((3, 4)), 2.0, sa.DTypeError, "k"),
     ],
 )
 def test_topk_refuses(scores, k, kind, argument):

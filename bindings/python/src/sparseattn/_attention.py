@@ -283,6 +283,7 @@ def _plan_of(
     q, k, v = as_array(q, "q"), as_array(k, "k"), v if v is None else as_array(v, "v")
     shapes = q.shape, k.shape, None if v is None else v.shape
     if not isinstance(pattern, (Pattern, str)):
-        pattern = pattern_of_call(pattern, sizes_of(*shapes, options[0], options[-1])["seq_q"])
+        sizes = sizes_of(*shapes, options[0], options[-1])
+        pattern = pattern_of_call(pattern, sizes["seq_q"], sizes["seq_k"])
     context = default_context() if context is None else context
     return find_plan(Plan, context, pattern, None, q.dtype, shapes, *options, *flags), q, k, v

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._analytic import full, global_keys, sink
 from ._arrays import as_array, integers
-from ._core import ArgumentError, DTypeError, ShapeError, ffi, integers_of, lib
+from ._core import ArgumentError, DTypeError, ShapeError, ffi, integer, integers_of, lib
 from ._patterns import Pattern, as_pattern, make_mask, make_pattern, per_batch, stands_for_pattern
 
 if TYPE_CHECKING:
@@ -93,14 +93,17 @@ def mask(values: Any, *, borrow: bool = False) -> Pattern:
     return make_mask(values, "mask", borrow)
 
 
-def pattern_of_call(pattern: AnyPattern, seq_q: int) -> Pattern | str:
-    """What stands for a pattern in a call of so many queries: a mask of one row serves all of them, as padding masks
-    [batch, 1, 1, seq_k] do. Raises as as_pattern."""
+def pattern_of_call(pattern: AnyPattern, seq_q: int, seq_k: int) -> Pattern | str:
+    """What stands for a pattern in a call of so many queries and keys: a mask of one row serves all queries, as padding
+    masks [batch, 1, 1, seq_k] do. Raises as as_pattern, and ShapeError for such a row of other keys."""
     if isinstance(pattern, (Pattern, str)):
         return pattern
     values = as_array(pattern, "pattern") if stands_for_pattern(pattern) else None
     if values is None or values.dtype != np.bool_ or not 2 <= values.ndim <= 4 or values.shape[-2] != 1:
         return as_pattern(pattern)
+    if values.shape[-1] != seq_k:
+        message = f"argument pattern has shape {list(values.shape)}; accepted: {seq_k} keys, as the call has"
+        raise ShapeError(message, "SPATTN_E_SHAPE", "pattern")
     return mask_of_keys(values, seq_q)
 
 
@@ -162,8 +165,8 @@ def topk(scores: Any, k: int) -> Any:
         raise ShapeError("argument scores has no axis; accepted: [..., keys]", "SPATTN_E_SHAPE", "scores")
     if not (values.is_floating_point() if is_tensor else values.dtype.kind in "fV"):
         raise DTypeError(f"argument scores is {values.dtype}; accepted: floats", "SPATTN_E_DTYPE", "scores")
-    keys = values.shape[-1]
-    if not isinstance(k, int) or not 1 <= k <= keys:
+    keys, k = values.shape[-1], integer(k, "k")
+    if not 1 <= k <= keys:
         raise ArgumentError(f"k is {k!r}; accepted: 1 .. {keys}, the keys", "SPATTN_E_RANGE", "k")
     if is_tensor:
         found = values.topk(k, sorted=False)

@@ -19,6 +19,7 @@ import numpy as np
 
 from ._arrays import as_array, integers, tensor_in, tensor_out
 from ._core import (
+    ArgumentError,
     DTypeError,
     FormatError,
     ShapeError,
@@ -421,17 +422,22 @@ def transpose(pattern: AnyPattern) -> Pattern:
 
 def per_head(parts: Sequence[AnyPattern], part_of_head: Sequence[int] | None = None) -> Pattern:
     """Query head h sees parts[part_of_head[h]]; without it, parts[h]. The extent has exactly that many heads."""
-    return _per(lib.spattn_pattern_per_head, parts, part_of_head, "heads")
+    return _per(lib.spattn_pattern_per_head, parts, part_of_head, "part_of_head", "heads")
 
 
 def per_batch(parts: Sequence[AnyPattern], part_of_batch: Sequence[int] | None = None) -> Pattern:
     """Batch entry b sees parts[part_of_batch[b]], say its own length; without it, parts[b]."""
-    return _per(lib.spattn_pattern_per_batch, parts, part_of_batch, "batch")
+    return _per(lib.spattn_pattern_per_batch, parts, part_of_batch, "part_of_batch", "batch")
 
 
-def _per(function: Any, parts: Sequence[AnyPattern], part_of: Sequence[int] | None, axis: str) -> Pattern:
+def _per(function: Any, parts: Sequence[AnyPattern], part_of: Sequence[int] | None, name: str, axis: str) -> Pattern:
     handles, kept = _handles(parts)
-    choice = ffi.new("int32_t[]", [int(part) for part in (range(len(kept)) if part_of is None else part_of)])
+    numbers = list(range(len(kept))) if part_of is None else [integer(part, name) for part in part_of]
+    for at, number in enumerate(numbers):
+        if not 0 <= number < len(kept):
+            message = f"argument {name}[{at}] is {number}; accepted: 0 to {len(kept) - 1}, the number of a part"
+            raise ArgumentError(message, "SPATTN_E_RANGE", f"{name}[{at}]")
+    choice = ffi.new("int32_t[]", numbers)
     made = make_pattern(function, handles, len(kept), choice, len(choice), parts=kept)
     made._sizes = {**made._sizes, axis: len(choice)}
     return made

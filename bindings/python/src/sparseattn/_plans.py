@@ -291,6 +291,7 @@ class Plan(OfThisProcess):
                 given |= {"indices": indices, "index_counts": index_counts}
                 given |= {"starts": starts, "page_table": page_table, "query_offsets": query_offsets}
                 given |= {"parents": parents, "q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
+                frame.forms = None  # those of some operands, if one of them is refused
                 copies = [place(frame, name, array) for name, array in given.items()]
                 frame.forms = self._forms(frame) if is_plain and all(x is None for x in copies) else None
             if out is None:
@@ -691,7 +692,7 @@ def plan(
     table = None if page_table is None else as_array(page_table, "page_table").shape
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table)
     return Plan(
-        pattern_of_call(pattern, sizes["seq_k" if starts else "seq_q"]),
+        pattern_of_call(pattern, sizes["seq_k" if starts else "seq_q"], sizes["seq_k"]),
         **sizes,
         dtype=q.dtype,
         scale=scale,

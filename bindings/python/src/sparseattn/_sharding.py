@@ -127,7 +127,7 @@ class Sharding(OfThisProcess):
         )
         context = default_context() if context is None else required_context(context)
         whole = as_pattern(pattern)
-        sharding = _read_split(split, ranks, rank)
+        sharding, _ranges = _read_split(split, ranks, rank)
         sharding.flags = lib.SPATTN_SHARDING_SCALES if scales else 0
         arguments = context._handle, whole._handle, problem, sharding, self._stream()
         self._handle = own("spattn_sharding", lib.spattn_sharding_create, *arguments)
@@ -301,8 +301,8 @@ class Sharding(OfThisProcess):
         return buffer.ctypes.data, buffer.nbytes
 
 
-def _read_split(split: Any, ranks: int, rank: int) -> Any:
-    """A spattn_sharding_options*."""
+def _read_split(split: Any, ranks: int, rank: int) -> tuple[Any, Any]:
+    """A spattn_sharding_options*, and what must live as long as it does."""
     options = sized("spattn_sharding_options", ranks=ranks, rank=rank)
     if isinstance(split, str):
         named = {"contiguous": lib.SPATTN_SPLIT_CONTIGUOUS, "zigzag": lib.SPATTN_SPLIT_ZIGZAG}
@@ -310,11 +310,12 @@ def _read_split(split: Any, ranks: int, rank: int) -> Any:
             message = f"argument split is {split!r}; accepted: 'contiguous', 'zigzag', or ranges of each rank"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "split")
         options.split = named[split]
-        return options
+        return options, None
     of_all = [[(integer(begin, "split"), integer(end, "split")) for begin, end in of_rank] for of_rank in split]
     if len(of_all) != ranks:
         message = f"argument split has ranges of {len(of_all)} ranks; accepted: of each of {ranks}"
         raise ArgumentError(message, "SPATTN_E_ARGUMENT", "split")
     rows = [(number, begin, end) for number, of_rank in enumerate(of_all) for begin, end in of_rank]
-    options.ranges = tensor_in(np.array(rows, np.int64).reshape(-1, 3), "options.ranges")
-    return options
+    ranges = tensor_in(np.array(rows, np.int64).reshape(-1, 3), "options.ranges")
+    options.ranges = ranges
+    return options, ranges

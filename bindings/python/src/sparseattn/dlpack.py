@@ -110,7 +110,7 @@ def _call(
     library: _Library, op: int, pattern: Any, problem: Any, inputs: dict[str, Any], outputs: dict[str, Any]
 ) -> None:
     """One pass: inputs and outputs are _View, or None for what is not there."""
-    made = as_pattern(pattern_of_call(pattern, problem.seq_q))
+    made = as_pattern(pattern_of_call(pattern, problem.seq_q, problem.seq_k))
     handles = library.context()._handle, made._handle
     stream = ffi.cast("void *", library.stream or 0)
     plan = own("spattn_plan", lib.spattn_plan_create, *handles, problem, stream)

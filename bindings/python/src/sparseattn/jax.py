@@ -334,7 +334,7 @@ def _prepare(
         sink_logits=operands.sink_logits is not None,
         **flags,
     )
-    made = as_pattern(pattern_of_call(pattern, sizes["seq_q"]))
+    made = as_pattern(pattern_of_call(pattern, sizes["seq_q"], sizes["seq_k"]))
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     _check_lists(made, operands._asdict(), sizes, axes)
@@ -538,7 +538,7 @@ def decode(
         parents=parents is not None,
         cache_dtype=None if k.dtype == q.dtype else dtype_code(np.dtype(k.dtype), "problem.cache_dtype"),
     )
-    made = as_pattern(pattern_of_call(pattern, sizes["seq_k"]))
+    made = as_pattern(pattern_of_call(pattern, sizes["seq_k"], sizes["seq_k"]))
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check_lists(made, arrays, sizes, axes)
     call = Call(made.save(), as_bytes(problem), which(arrays))
