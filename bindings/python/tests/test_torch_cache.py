@@ -1300,13 +1300,19 @@ def test_sizes_are_integers_of_any_kind():
     assert (sat.decode(torch.ones(1, 3, 4, 1024), wide, "causal") == 1).all()
 
 
+def pickled(held):
+    return pickle.loads(pickle.dumps(held))
+
+
+def saved(held):
+    file = io.BytesIO()
+    torch.save(held, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
 def saved_and_loaded(cache):
-    if cache.k.dtype != torch.float8_e4m3fn:
-        return pickle.loads(pickle.dumps(cache))
-    saved = io.BytesIO()  # pickle alone does not load tensors of float8 again
-    torch.save(cache, saved)
-    saved.seek(0)
-    return torch.load(saved, weights_only=False)
+    return (saved if cache.k.dtype == torch.float8_e4m3fn else pickled)(cache)  # pickle alone does not load float8
 
 
 @pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
@@ -1333,6 +1339,31 @@ def test_copies_go_on_by_themselves(make_copy, pages, cache_dtype):
         other.reset()
         part.truncate(10)
         assert torch.equal(sat.decode(q[:, 8:10], cache, STREAMING), right)
+
+
+@pytest.mark.parametrize("pages", [None, 40])
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled, saved])
+@pytest.mark.parametrize("order", [1, -1])
+def test_copies_of_a_cache_and_its_parts_are_one_cache(order, make_copy, pages):
+    """As of a server that holds them: what one of them appends is there in the others, in pages of its own."""
+    q, k, v = operands()
+    right = sat.attention(q, k, v, STREAMING)
+    cache = make_cache(k, v, page_size=4, pages=pages)
+    cache.append(k[:, :10], v[:, :10])
+    held, at = [cache, cache[0], cache[1:], cache[1:][1]], [10] * BATCH
+    for _ in range(2):
+        held = make_copy(held[::order])[::order]
+        for part, entries, n in zip(held, ([0, 1, 2], [0], [1, 2], [2]), (3, 9, 2, 3)):
+            begins = [at[entry] for entry in entries]
+            part.append(*(ragged(x[entries], begins, [n] * part.batch) for x in (k, v)), [n] * part.batch)
+            at = [a + n * (entry in entries) for entry, a in enumerate(at)]
+        for part, entries in zip(held, ([0, 1, 2], [0], [1, 2], [2])):
+            last, ones = [at[entry] - 1 for entry in entries], [1] * part.batch
+            found = sat.decode(ragged(q[entries], last, ones), part, STREAMING, ones)
+            torch.testing.assert_close(found, ragged(right[entries], last, ones), rtol=2e-5, atol=2e-5)
+        assert held[0].lengths.tolist() == held[0]._tokens.tolist() == at
+        assert sorted(pages_of(held[0]) + held[0]._free) == list(range(held[0].pages))
+    assert cache.lengths.tolist() == [10] * BATCH
 
 
 def test_a_shallow_copy_is_the_same_memory():

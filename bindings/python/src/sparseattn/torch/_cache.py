@@ -96,7 +96,9 @@ class KVCache:
     These tensors stay where they are, and are for reading: append writes them in place. cache[3] and cache[2:5] are
     caches of these entries alone, in the same memory, as for the prompt of a sequence that comes while others go on. A
     deep copy, or one that was pickled, has memory of its own, and goes on from the same tokens; for float8, which
-    pickle alone does not load again, use torch.save.
+    pickle alone does not load again, use torch.save. Where a cache and parts of it are copied at once, as in an object
+    that holds them, the copies are one cache, too. That of a part alone has all pages; those of other entries stay
+    taken.
 
     CUDA graphs may capture append, decode and keep, after a first decode of the same sizes, which makes the plan: each
     replay appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve
@@ -169,6 +171,7 @@ class KVCache:
         self._entries = range(batch)  # of the cache that this is a part of
         self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
         self._counts_read: list[Any] = []  # the last tensor of counts that an append read, noted, and its numbers
+        self._whole = _Whole(self)  # what its parts have in common with it
         self._appends: dict[Any, Append] = {}  # those of the forms that the last tokens had
 
     @property
@@ -187,14 +190,24 @@ class KVCache:
             message = f"argument entries has a step of {entries.step}; accepted: 1"
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "entries")
         part = copy.copy(self)
-        for name in ("lengths", "page_table", "_tokens", "_reserved", "_room", "_forgotten", "_held", "_entries"):
-            setattr(part, name, getattr(self, name)[entries])
-        part._captured, part._counts_read = self._captured, self._counts_read
+        part._entries = self._entries[entries]
+        part._take_from_whole()
         return part
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy has: tensors and numbers, but no calls of the library that are prepared for this one's memory."""
-        return self.__dict__ | {"_captured": [], "_counts_read": [], "_appends": {}}
+        """What a copy has, but no calls of the library that are prepared for this one's memory."""
+        of_whole = self._whole.rows | self._whole.shared
+        return {name: x for name, x in self.__dict__.items() if name not in of_whole} | {"_appends": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._take_from_whole()
+
+    def _take_from_whole(self) -> None:
+        """What all have in common, and rows of the own entries."""
+        own = slice(self._entries.start, self._entries.stop)
+        self.__dict__.update(self._whole.shared)
+        self.__dict__.update({name: x[own] for name, x in self._whole.rows.items()})
 
     def __repr__(self) -> str:
         sizes = f"{self.batch} entries of up to {self.capacity} tokens, {self.k.shape[2]} heads of {self.k.shape[3]}"
@@ -567,6 +580,23 @@ class KVCache:
             choose_scales = given["k_scales"] is not None
             append = self._appends[form] = Append(given, axes, None, choose_scales=choose_scales)
         append.run(given)
+
+
+class _Whole:
+    """What a cache and its parts have in common, so that it is copied once where several of them are: views that are
+    copied one by one, as those of NumPy, and those of torch in a pickle, have no memory in common."""
+
+    def __init__(self, cache: KVCache):
+        self.rows = {name: getattr(cache, name) for name in _ROWS}  # of all entries, of which a part has some
+        self.shared = {name: getattr(cache, name) for name in _SHARED}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: tensors and numbers, but nothing of the calls before."""
+        return {"rows": self.rows, "shared": self.shared | {"_captured": [], "_counts_read": []}}
+
+
+_ROWS = ("page_table", "lengths", "_tokens", "_reserved", "_room", "_forgotten", "_held")
+_SHARED = ("k", "v", "k_scales", "v_scales", "_free", "_captured", "_counts_read")
 
 
 def _rows_of(pool: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
