@@ -1366,6 +1366,24 @@ def test_copies_of_a_cache_and_its_parts_are_one_cache(order, make_copy, pages):
     assert cache.lengths.tolist() == [10] * BATCH
 
 
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+def test_copies_are_of_use_inside_of_inference_mode_and_outside(make_copy, cache_dtype):
+    q, k, v = operands()
+    cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, page_size=4, pages=40, cache_dtype=cache_dtype)
+    cache.append(k[:, :10], v[:, :10])
+    with torch.inference_mode():
+        inside = make_copy(cache)
+    outside = make_copy(inside)
+    for each in (cache, inside, outside):
+        each.append(k[:, 10:11], v[:, 10:11])
+        with torch.inference_mode():
+            each[0].append(k[:1, 11:12], v[:1, 11:12])
+        each.truncate(11)
+        each.append(k[:, 11:], v[:, 11:])
+        assert torch.equal(sat.decode(q, each, STREAMING), sat.decode(q, cache, STREAMING))
+
+
 def test_a_shallow_copy_is_the_same_memory():
     _, k, v = operands()
     cache = make_cache(k, v, page_size=4, pages=30)

@@ -594,9 +594,20 @@ class _Whole:
         """What a copy has: tensors and numbers, but nothing of the calls before."""
         return {"rows": self.rows, "shared": self.shared | {"_captured": [], "_counts_read": []}}
 
+    def __setstate__(self, state: dict[str, dict[str, Any]]) -> None:
+        self.rows, self.shared = ({name: _writable(x) for name, x in state[of].items()} for of in ("rows", "shared"))
+
 
 _ROWS = ("page_table", "lengths", "_tokens", "_reserved", "_room", "_forgotten", "_held")
 _SHARED = ("k", "v", "k_scales", "v_scales", "_free", "_captured", "_counts_read")
+
+
+def _writable(x: Any) -> Any:
+    """x, and for a tensor that came to be in inference mode one that lies there and may be written outside of it."""
+    if not isinstance(x, torch.Tensor) or not x.is_inference():
+        return x
+    with torch.inference_mode(False):
+        return x.new_empty(0).set_(x)
 
 
 def _rows_of(pool: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor | None:
