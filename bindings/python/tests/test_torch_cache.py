@@ -1095,6 +1095,53 @@ def test_an_append_that_is_refused_takes_nothing(pages):
         assert len(cache._free) == (0 if pages is None else 6)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_append_that_fails_leaves_a_cache_as_it_was(monkeypatch, error):
+    """Wherever it is by then; pages are free in the order of before."""
+    (q, k, v, cache), _ = layers_of(61, page_size=4, pages=36)
+    cache.append(k[:, :9], v[:, :9])
+    right, free = sat.decode(q[:, 7:9], cache, STREAMING), list(cache._free)
+    calls = {"append": lambda: cache.append(k[:, 9:29], v[:, 9:29], [9, 7, 20]), "reserve": lambda: cache.reserve(4)}
+    for name, function, good in [
+        *[("append", "_to_device", good) for good in range(4)],  # the pages of three entries, and counts
+        ("append", "_put", 0),
+        *[("reserve", "_to_device", good) for good in range(3)],
+    ]:
+        done, made = [], getattr(sat.KVCache, function)
+
+        def fail(*arguments):
+            done.append(1)
+            if len(done) > good:
+                raise error
+            return made(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(sat.KVCache, function, fail)
+            calls[name]()
+        assert len(done) == good + 1 and cache._free == free
+        assert sorted(pages_of(cache) + free) == list(range(36))
+        assert cache.lengths.tolist() == cache._tokens.tolist() == [9] * BATCH
+        assert torch.equal(sat.decode(q[:, 7:9], cache, STREAMING), right)
+    calls["append"]()
+    assert cache.lengths.tolist() == [18, 16, 29]
+
+
+def test_an_append_that_is_interrupted_when_its_tokens_have_come_keeps_them(monkeypatch):
+    (q, k, v, cache), _ = layers_of(61, page_size=4, pages=36)
+    write = cache._write
+
+    def interrupted(*arguments):
+        write(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "_write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.append(k[:, :9], v[:, :9])
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [9] * BATCH
+    right = sat.attention(*(x[:, :9] for x in (q, k, v)), STREAMING)
+    torch.testing.assert_close(sat.decode(q[:, :9], cache, STREAMING), right, rtol=2e-5, atol=2e-5)
+
+
 def test_a_step_keeps_a_few_workspaces():
     """Plans of a context that keeps none are made anew in each call."""
     (q, k, v, cache), _ = layers_of(37, page_size=8)

@@ -20,7 +20,6 @@ from .._core import (
     DTypeError,
     ResourceError,
     ShapeError,
-    SparseAttentionError,
     integer,
     real,
 )
@@ -228,8 +227,8 @@ class KVCache:
                 several lengths are padded in front; the others are not written. None: all n. The host reads a tensor,
                 and waits for the device that it lies on; in a capture the device alone reads it, anew with each replay
 
-        Raises ArgumentError where an entry has no room for so many, ResourceError where too few pages are free: then
-        nothing was written.
+        Raises ArgumentError where an entry has no room for so many, ResourceError where too few pages are free. With
+        whatever it raises, as at Ctrl-C, all of the tokens have come, or none has, and the cache is as it was.
         """
         outside_of_graphs(self._append, k, v, counts)
 
@@ -335,21 +334,21 @@ class KVCache:
         refuse_transforms(k=k, v=v)
         is_ragged = k.dim() == 3
         n = k.shape[0 if is_ragged else 1]
-        before = self._tokens.copy()
         if _is_capturing(self.k):
-            counts = self._counts_in_capture(counts, is_ragged)
-        elif counts is None and not is_ragged:
-            self._reserve(n)
-        else:
-            read = self._read_counts(counts, n, is_ragged)
-            self._reserve(read)
-            if isinstance(counts, torch.Tensor):
-                self._counts_read[:] = note_of(counts), read
-            counts = counts if self._lies_there(counts) else self._to_device(read)
+            return self._write(k, v, n, self._counts_in_capture(counts, is_ragged), is_ragged)
+        before, writes = self._tokens.copy(), self.lengths._version
         try:
+            if counts is None and not is_ragged:
+                self._reserve(n)
+            else:
+                read = self._read_counts(counts, n, is_ragged)
+                self._reserve(read)
+                if isinstance(counts, torch.Tensor):
+                    self._counts_read[:] = note_of(counts), read
+                counts = counts if self._lies_there(counts) else self._to_device(read)
             self._write(k, v, n, counts, is_ragged)
-        except SparseAttentionError:  # as where k lies in the cache itself: nothing was written
-            if not _is_capturing(self.k):
+        except BaseException:  # Ctrl-C as well
+            if self.lengths._version == writes:  # it is written last: none of the tokens has come
                 self._tokens[:] = before
                 self._give_back()
             raise
@@ -400,13 +399,14 @@ class KVCache:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Of the pages of each entry those behind its tokens, where pages are shared."""
+        """Of the pages of each entry those behind its tokens, where pages are shared; the last that were taken first,
+        so that the free ones have the order of before."""
         if not self._is_shared:
             return
-        for entry in np.flatnonzero(self._room - self._tokens >= self.page_size).tolist():
-            needed = -(-self._tokens[entry] // self.page_size)
-            self._release(entry, needed, self._room[entry] // self.page_size)
+        for entry in np.flatnonzero(self._room - self._tokens >= self.page_size)[::-1].tolist():
+            needed, end = -(-self._tokens[entry] // self.page_size), self._room[entry] // self.page_size
             self._room[entry] = needed * self.page_size
+            self._release(entry, needed, end)
             if self._forgotten[entry] > self._tokens[entry]:
                 missing = np.flatnonzero(self._held[entry, :needed] < 0)
                 self._forgotten[entry] = (missing[-1] + 1) * self.page_size if len(missing) else 0
@@ -416,8 +416,8 @@ class KVCache:
         held = self._held[entry, begin:end]
         pages = held[held >= 0]
         if len(pages):  # else those places were forgotten before
+            held[:] = -1  # first, so that no page is ever both
             self._free += pages[::-1].tolist()
-            held[:] = -1
             self.page_table[entry, begin:end] = -1
 
     def _refuse_forgotten(self, lengths: NDArray[np.int64]) -> None:
@@ -446,11 +446,16 @@ class KVCache:
                 message = f"{wanted.sum()} more pages are needed, and {len(self._free)} of {self.pages} are free"
                 message += "; accepted: caches of more pages, or pages given back by free() or forget()"
                 raise ResourceError(message, "SPATTN_E_RESOURCE", "pages")
-            for entry, count in zip(short.tolist(), wanted.tolist()):
-                begin, taken = self._room[entry] // self.page_size, np.array([self._free.pop() for _ in range(count)])
-                self._held[entry, begin : begin + count] = taken
-                self.page_table[entry, begin : begin + count] = self._to_device(taken)
-                self._room[entry] += count * self.page_size
+            try:
+                for entry, count in zip(short.tolist(), wanted.tolist()):
+                    begin = self._room[entry] // self.page_size
+                    places = slice(begin, begin + count)
+                    self._held[entry, places] = [self._free.pop() for _ in range(count)]
+                    self._room[entry] += count * self.page_size
+                    self.page_table[entry, places] = self._to_device(self._held[entry, places])
+            except BaseException:
+                self._give_back()
+                raise
         self._tokens[:] = after
 
     def _read_numbers(self, given: Any, name: str, most: int | None = None) -> NDArray[np.int64]:
@@ -528,7 +533,7 @@ class KVCache:
 
     # ---- the device ----
 
-    def _to_device(self, numbers: NDArray[np.int64]) -> torch.Tensor:
+    def _to_device(self, numbers: NDArray[Any]) -> torch.Tensor:
         made = torch.from_numpy(numbers.astype(np.int32))
         # Out of pinned memory, so that the host does not wait for the device.
         return made if self.k.is_cpu else made.pin_memory().to(self.k.device, non_blocking=True)
