@@ -818,6 +818,44 @@ def test_entries_keep_of_as_many_drafts_as_they_have():
     assert cache.lengths.tolist() == [0] * BATCH and sorted(cache._free) == list(range(30))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_lengths_may_say_how_many_drafts_there_are_and_how_many_stay(dtype):
+    """A prompt of which an entry keeps as many nodes as it has tokens: the tensor that is read is the one to write."""
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=40)
+    cache.append(k[:, :9], v[:, :9], [9, 4, 0])
+    before = [as_it_lies(cache, b) for b in range(BATCH)]
+    nodes = torch.arange(9, dtype=dtype).expand(BATCH, 9)
+    for tokens, counts in ((cache.lengths, cache.lengths), ([9, 4, 0], cache.lengths), (cache.lengths, [9, 4, 0])):
+        cache.keep(nodes, tokens, counts)
+        assert cache.lengths.tolist() == cache._tokens.tolist() == [9, 4, 0]
+        assert all(torch.equal(*x) for b in range(BATCH) for x in zip(before[b], as_it_lies(cache, b)))
+
+
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+def test_keeping_that_fails_leaves_all_drafts(monkeypatch, cache_dtype):
+    """As where there is no memory for the second of the tensors that it reads."""
+    _, k, v = operands()
+    cache = sat.KVCache(BATCH, 64, HEADS_KV, 24, 16, page_size=4, pages=40, cache_dtype=cache_dtype)
+    cache.append(k[:, :10], v[:, :10])
+    before = [as_it_lies(cache, b) for b in range(BATCH)]
+    read, done = sat._cache._rows_of, []
+
+    def fail(*arguments):
+        done.append(1)
+        if len(done) == 2:
+            raise MemoryError
+        return read(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(sat._cache, "_rows_of", fail)
+        cache.keep(torch.tensor([[1, 3]] * BATCH), 6)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [10] * BATCH
+    assert all(torch.equal(*x) for b in range(BATCH) for x in zip(before[b], as_it_lies(cache, b)))
+    cache.keep(torch.tensor([[1, 3]] * BATCH), 6)
+    assert cache.lengths.tolist() == [6] * BATCH
+
+
 @pytest.mark.parametrize("pages", [None, 40])
 def test_drafts_that_were_reserved_and_never_came_are_not_kept(monkeypatch, pages):
     q, k, v = operands()

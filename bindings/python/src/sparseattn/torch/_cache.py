@@ -552,28 +552,33 @@ class KVCache:
         self.lengths += n if counts is None else counts
 
     def _move(self, nodes: torch.Tensor, tokens: Any, counts: Any) -> None:
-        """Puts those of an entry's last tokens to their places, by what lies on the device alone."""
-        self.lengths -= self.lengths.clamp(max=tokens)
+        """Puts those of an entry's last tokens to their places, by what lies on the device alone.
+
+        Lengths are written last: they may be tokens or counts themselves, and are right where something fails before.
+        """
+        begins = self.lengths - self.lengths.clamp(max=tokens)
         most = nodes.shape[1]
         if nodes.numel() and self.capacity:
-            starts = self.lengths
+            starts = begins
             if counts is not None:  # a call writes the last rows of an entry, and of nodes the first ones count
-                starts = starts + counts - most
+                starts = begins + counts - most
                 places = torch.arange(most, device=nodes.device) + (counts - most)[:, None]
                 nodes = nodes.gather(1, places.clamp(0, most - 1))
-            found = (self.lengths[:, None] + nodes).clamp(0, self.capacity - 1).long()
+            found = (begins[:, None] + nodes).clamp(0, self.capacity - 1).long()
             pages = self.page_table.gather(1, found // self.page_size).long()
-            # All rows are read before one of them is written. A token without a page has none, and means nothing.
+            # A token without a page has none, and means nothing.
             rows = (pages * self.page_size + found % self.page_size).clamp(min=0)
             pools = [(self.k, self.v)]
             if self.k_scales is not None:  # a scale is a row of one element
                 v_scales = self.v_scales if self.v_scales is None else self.v_scales[..., None]
                 pools.append((self.k_scales[..., None], v_scales))
+            # All rows are read, for which memory may run out, before one of them is written.
+            read = [{"k_new": _rows_of(k, rows), "v_new": _rows_of(v, rows), "k": k, "v": v} for k, v in pools]
             given = {"page_table": self.page_table, "k_scales": None, "v_scales": None}
             given |= {"starts": starts, "counts": counts, "query_offsets": None}
-            for k, v in pools:
-                self._put({"k_new": _rows_of(k, rows), "v_new": _rows_of(v, rows), "k": k, "v": v, **given})
-        self.lengths += most if counts is None else counts
+            for each in read:
+                self._put(each | given)
+        self.lengths.copy_(begins + (most if counts is None else counts))
 
     def _put(self, given: dict[str, Any]) -> None:
         form = tuple((x.shape, x.stride(), x.dtype) if x is not None else None for x in given.values())
