@@ -1263,9 +1263,12 @@ def test_nothing_has_a_gradient():
         "v": lambda x: cache.append(k, x),
         "q": lambda x: sat.decode(x, cache, STREAMING),
         "sink_logits": lambda x: sat.decode(q, cache, STREAMING, sink_logits=x),
+        "scale": lambda x: sat.decode(q, cache, STREAMING, scale=x),
+        "softcap": lambda x: sat.decode(q, cache, STREAMING, softcap=x),
     }.items():
-        x = {"k": k, "v": v, "q": q, "sink_logits": torch.zeros(4)}[name].clone().requires_grad_()
-        with pytest.raises(sa.ArgumentError, match="requires a gradient, which a cache does not keep") as raised:
+        given = {"k": k, "v": v, "q": q, "sink_logits": torch.zeros(4)}
+        x = given.get(name, torch.tensor(0.3)).clone().requires_grad_()
+        with pytest.raises(sa.ArgumentError, match="requires a gradient, which a (cache|call) does not keep") as raised:
             call(x)
         assert raised.value.argument == name
         with torch.no_grad():

@@ -13,22 +13,13 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import torch
 
-from .._core import (
-    ArgumentError,
-    Context,
-    CudaError,
-    DTypeError,
-    ResourceError,
-    ShapeError,
-    integer,
-    real,
-)
+from .._core import ArgumentError, Context, CudaError, DTypeError, ResourceError, ShapeError, integer
 from .._patterns import Pattern, as_pattern
 from .._plans import find
 from .._problem import sizes_of
 from .._step import OTHER_NUMBERS, Step, StepOfCaches, refuse_other
 from ._append import WITHOUT_GRADIENTS, Append
-from ._attention import num_dispatch_modes, refuse_transforms
+from ._attention import num_dispatch_modes, refuse_transforms, with_numbers
 from ._tensors import (
     TensorPlan,
     change_of,
@@ -777,7 +768,8 @@ def decode(
     before it, and all that lists have room for. Counts that lie on a GPU it knows where append was given the same
     tensor, and else counts nothing, as it does of a graph's replays.
 
-    Raises ArgumentError where q, sink_logits or out requires a gradient, but for torch.no_grad(), and as attention.
+    Raises ArgumentError where q, sink_logits, scale, softcap or out requires a gradient, but for torch.no_grad(), and
+    as attention.
     """
     options = (axes, scale, softcap, reference, tf32)
     given = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts, "parents": parents}
@@ -804,9 +796,7 @@ def _decode(
     refuse_gradients("cache", WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
     refuse_transforms(q=q, sink_logits=sink_logits)
     q, given = _autocast(q, cache), given | {"sink_logits": wide_sinks(sink_logits)}
-    axes, scale, softcap, *flags = options
-    scale = scale if scale is None else real(scale, "problem.scale")
-    softcap = softcap if softcap is None else real(softcap, "problem.softcap")
+    axes, scale, softcap, *flags = with_numbers(options)
     k, v, table = cache.k, cache.v, cache.page_table
     k_scales, v_scales = cache.k_scales, cache.v_scales
     is_ragged = q.dim() == 3
