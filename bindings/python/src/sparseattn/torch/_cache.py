@@ -449,20 +449,22 @@ class KVCache:
                 raise
         self._tokens[:] = after
 
-    def _read_numbers(self, given: Any, name: str, most: int | None = None) -> NDArray[np.int64]:
-        """[batch]; a single number is that of every entry."""
+    def _read_numbers(
+        self, given: Any, name: str, most: int | None = None, *, may_be_one: bool = True
+    ) -> NDArray[np.int64]:
+        """[batch]; a single number, where it may be one, is that of every entry."""
         if isinstance(given, torch.Tensor):
             require_memory(given, name)
         try:
             read = np.asarray(given.tolist() if isinstance(given, torch.Tensor) else given)
         except ValueError:  # lists of several lengths
             read = np.asarray(None)
-        if read.shape not in ((), (self.batch,)):
-            message = f"argument {name} has shape {list(read.shape)}; accepted: [{self.batch}], one for each entry"
-            raise ShapeError(message, "SPATTN_E_SHAPE", name)
         if read.size and read.dtype.kind not in "iu":
             what = read.dtype if hasattr(given, "dtype") else repr(given)
             raise DTypeError(f"argument {name} is {what}; accepted: integers of 64 bits", "SPATTN_E_DTYPE", name)
+        if read.shape != (self.batch,) and (read.shape or not may_be_one):
+            message = f"argument {name} has shape {list(read.shape)}; accepted: [{self.batch}], one for each entry"
+            raise ShapeError(message, "SPATTN_E_SHAPE", name)
         if read.size and (read.min() < 0 or (most is not None and read.max() > most)):
             accepted = "0 or more" if most is None else f"0 to {most}"
             message = f"argument {name} is {read.min()} to {read.max()}; accepted: {accepted}"
@@ -472,10 +474,10 @@ class KVCache:
 
     def _read_counts(self, counts: Any, n: int, is_ragged: bool) -> NDArray[np.int64]:
         """[batch], of n tokens of each entry, or of all."""
-        if counts is None or (np.ndim(counts) == 0 and is_ragged):
-            message = f"argument counts is {counts!r} where tokens of all entries lie one after the other"
+        if counts is None:
+            message = "argument counts is None where tokens of all entries lie one after the other"
             raise ArgumentError(f"{message}; accepted: integers [{self.batch}]", "SPATTN_E_ARGUMENT", "counts")
-        read = self._read_numbers(counts, "counts", n)
+        read = self._read_numbers(counts, "counts", n, may_be_one=not is_ragged)
         if is_ragged and read.sum() > n:
             message = f"argument counts has a sum of {read.sum()}; accepted: up to the tokens given, {n}"
             raise ArgumentError(message, "SPATTN_E_RANGE", "counts")
@@ -661,7 +663,8 @@ def _require_like(name: str, found: tuple[Any, Any], of_cache: tuple[Any, Any]) 
 
 def _autocast(x: Any, cache: KVCache) -> Any:
     """x in the cache's dtype, where an autocast is on, under which layers give tensors of either dtype."""
-    is_cast = isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type) and x.is_floating_point()
+    is_on = torch.is_autocast_enabled(cache.k.device.type)
+    is_cast = is_on and isinstance(x, torch.Tensor) and x.is_floating_point()
     return x.to(cache.dtype) if is_cast and x.dtype not in (torch.float64, torch.float8_e4m3fn) else x
 
 
