@@ -130,6 +130,19 @@ def test_a_padded_row_reads_as_without_padding(llama):
     close(rows[:1, 7:], whole, 1e-5)
 
 
+def test_holes_move_no_position_of_the_pattern(llama):
+    """Neither of another row, nor of their own, which counts from its first real token, with the holes."""
+    name = huggingface.register("sa_blocks", "sink(2) | block_diagonal(8)")
+    mask = padded(7, 30)
+    mask[0, 12:15], mask[1, 10] = 0, 0
+    positions = (padded(7, 30).cumsum(-1) - 1).clamp(min=0)
+    found = logits(llama, name, attention_mask=mask, position_ids=positions)[0, 7:]
+    seen = torch.from_numpy(sa.Pattern("causal & (sink(2) | block_diagonal(8))").to_mask(23)) & mask[0, 7:].bool()
+    expected = logits(llama, "sdpa", TOKENS[:1, 7:], attention_mask=seen)[0]
+    real = mask[0, 7:].bool()
+    close(found[real], expected[real], 1e-5)
+
+
 @pytest.mark.parametrize("more", [{}, {"cache_implementation": "static"}, {"use_cache": False}], ids=str)
 @pytest.mark.parametrize("begin", [0, 7])
 def test_generation_is_that_of_eager(llama, begin, more):
@@ -152,6 +165,22 @@ def test_a_sliding_cache_keeps_positions():
     model = model_of("Mistral", sliding_window=8)
     name = huggingface.register("sa_grid", "strided(3) | block_diagonal(5)")
     assert (written(model, name) == written(model, name, use_cache=False)).all()
+
+
+@pytest.mark.parametrize("kind, more", [("Mistral", {}), ("Gemma2", {"query_pre_attn_scalar": 16})], ids=str)
+def test_a_sliding_cache_keeps_positions_of_padded_rows(kind, more):
+    model = model_of(kind, sliding_window=8, **more)
+    name = huggingface.register("sa_blocks", "sink(2) | block_diagonal(5)")
+    mask = padded(7, 30)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    whole = logits(model, name, attention_mask=mask, position_ids=positions, use_cache=False)
+    cache = transformers.DynamicCache(config=model.config)
+    parts = [
+        model(TOKENS[:, begin:end], attention_mask=mask[:, :end], position_ids=positions[:, begin:end],
+              past_key_values=cache).logits for begin, end in ((0, 13), (13, 28), (28, 29), (29, 30))
+    ]  # fmt: skip
+    close(torch.cat(parts, 1)[mask.bool()], whole[mask.bool()], 1e-5)
+    close(whole[:1, 7:], logits(model, name, TOKENS[:1, 7:]), 1e-5)
 
 
 def test_packed_sequences_do_not_see_each_other(llama):

@@ -23,9 +23,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from ._analytic import causal, window
-from ._core import ArgumentError, ShapeError, UnsupportedError
+from ._core import ArgumentError, UnsupportedError
 from ._indexed import mask
-from ._patterns import Extent, Pattern, as_pattern, per_batch, per_document
+from ._patterns import Pattern, as_pattern, columns, per_batch, per_document
 from .torch import attention
 
 
@@ -34,7 +34,8 @@ def register(name: str, pattern: Pattern | str) -> str:
     the name.
 
     name     a word of letters, digits, `_` and `-`, none of transformers' own; later calls of it replace the pattern
-    pattern  a Pattern or its text, of positions in the sequence: in a padded row they count from its first real token
+    pattern  a Pattern or its text, of positions in the sequence: in a padded row they count from its first real token,
+             and tokens that are masked behind it are counted
 
     Raises ArgumentError for the name, FormatError for a text that is no pattern. The model's calls raise
     UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches.
@@ -96,23 +97,22 @@ def _make_mask(
 ) -> _Mask:
     """The mask function that transformers calls: queries stand at q_offset + [0, q_length), keys at kv_offset +
     [0, kv_length), and attention_mask [batch, tokens] is True for those that are no padding."""
-    q_offset = int(q_offset)
-    seen = _model_pattern(mask_function)
+    q_offset, end_k = int(q_offset), kv_offset + kv_length
     is_causal = mask_function is not bidirectional_mask_function
     if not is_causal and q_length != kv_length:
-        raise UnsupportedError(
-            "cross attention has no positions of one sequence; accepted: self attention", argument="k"
-        )
+        raise _cross_attention()
     end = q_offset + q_length if is_causal else kv_length  # a static cache is longer than what it holds
-    spans = _spans(attention_mask, batch_size, end)
-    if seen is None or spans is None or kv_offset:
+    rows, has_holes = _padded_rows(attention_mask, batch_size, end)
+    seen = _model_pattern(mask_function)
+    made = _in_rows(pattern if seen is None else pattern & seen, rows, q_offset, q_length, end_k)
+    if kv_offset:
+        made = columns(made, [(kv_offset, end_k)], end_k)
+    if seen is None or has_holes:  # pair by pair
         sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
         offsets = {"q_offset": q_offset, "kv_offset": kv_offset}
         options = {"mask_function": mask_function, "attention_mask": attention_mask, "config": config, **more}
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        made = _exact(pattern, sdpa_mask(**sizes, **offsets, **options), q_offset, kv_offset, config)
-    else:
-        made = _in_rows(pattern & seen, spans, q_offset, q_length, kv_length)
+        made = made & mask(sdpa_mask(**sizes, **offsets, **options).cpu().numpy())
     return _Mask(made, (batch_size, 1, q_length, kv_length), more.get("device", "cpu"))
 
 
@@ -129,39 +129,28 @@ def _model_pattern(mask_function: Callable[..., Any]) -> Pattern | None:
     return None
 
 
-def _spans(attention_mask: torch.Tensor | None, batch: int, end: int) -> list[tuple[int, int]] | None:
-    """The first real token of each row and the one after its last, at most end; None where a row has holes."""
+def _padded_rows(attention_mask: torch.Tensor | None, batch: int, end: int) -> tuple[list[tuple[int, ...]], bool]:
+    """Of each row the first real token and the one after its last, at most end; whether there is padding between."""
     if attention_mask is None:
-        return [(0, end)] * batch
+        return [(0, end)] * batch, False
     real = attention_mask[:, :end].cpu().numpy().astype(bool)
-    firsts, counts = real.argmax(axis=1), real.sum(axis=1)
-    spans = [(int(first), int(first + count)) for first, count in zip(firsts, counts)]
-    return spans if all(row[begin:last].all() for row, (begin, last) in zip(real, spans)) else None
+    places = [np.flatnonzero(row) for row in real]
+    rows: list[tuple[int, ...]] = [(int(x[0]), int(x[-1]) + 1) if len(x) else (0, 0) for x in places]
+    return rows, any(last - first != len(x) for (first, last), x in zip(rows, places))
 
 
-def _in_rows(pattern: Pattern, spans: list[tuple[int, int]], q_offset: int, q_length: int, kv_length: int) -> Pattern:
-    """The pattern within the real tokens of each row, whose positions count from the first of them."""
+def _in_rows(pattern: Pattern, rows: list[tuple[int, ...]], q_offset: int, q_length: int, end_k: int) -> Pattern:
+    """The pattern within the sequences of each row, which begin and end at the tokens that rows names: positions count
+    from their first. Queries stand at q_offset + [0, q_length), keys at [0, end_k)."""
 
-    def row(span: tuple[int, int]) -> Pattern:
-        return per_document(pattern, [min(max(edge - q_offset, 0), q_length) for edge in span], list(span))
+    def row(edges: tuple[int, ...]) -> Pattern:
+        return per_document(pattern, [min(max(edge - q_offset, 0), q_length) for edge in edges], list(edges))
 
-    if set(spans) == {(0, kv_length)}:
+    if set(rows) == {(0, end_k)}:
         return pattern
-    rows = {span: row(span) for span in spans}
-    number = {span: n for n, span in enumerate(rows)}
-    return rows[spans[0]] if len(rows) == 1 else per_batch(list(rows.values()), [number[span] for span in spans])
-
-
-def _exact(pattern: Pattern, allowed: torch.Tensor, q_offset: int, kv_offset: int, config: Any) -> Pattern:
-    """The pattern where allowed, bool [batch, 1, q, k], says nothing else: pair by pair. Positions count from the first
-    token of the row."""
-    q_length, kv_length = allowed.shape[-2:]
-    sizes = {"seq_q": q_length, "seq_k": kv_offset + kv_length, "q_offset": q_offset}
-    try:
-        own = pattern.to_mask(Extent(**sizes))
-    except ShapeError:  # the pattern differs between heads
-        own = pattern.to_mask(Extent(**sizes, heads=config.num_attention_heads))
-    return mask(np.ascontiguousarray(own[..., kv_offset:] & allowed.cpu().numpy()))
+    forms = {edges: row(edges) for edges in rows}
+    number = {edges: n for n, edges in enumerate(forms)}
+    return forms[rows[0]] if len(forms) == 1 else per_batch(list(forms.values()), [number[edges] for edges in rows])
 
 
 # ---- once a layer ----
@@ -187,17 +176,17 @@ def _attend(
     if attention_mask is None:  # a model that asks for no mask, or says by None that there is nothing to mask
         causal_here = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if not causal_here and query.shape[2] != key.shape[2]:
-            message = "cross attention has no positions of one sequence; accepted: self attention"
-            raise UnsupportedError(message, argument="k")
+            raise _cross_attention()
         made = pattern & causal() if causal_here else pattern
         width = more.get("sliding_window")
         made = made & window(width - 1, 0) if width else made
     elif isinstance(attention_mask, _Mask):
         made = attention_mask.pattern
     else:
+        allowed = _read_mask(attention_mask).cpu().numpy()
         q_offset = key.shape[2] - query.shape[2]
-        config = getattr(module, "config", None)
-        made = _exact(pattern, _read_mask(attention_mask), q_offset, 0, config)
+        rows = [(0, q_offset + query.shape[2])]
+        made = _in_rows(pattern, rows, q_offset, query.shape[2], key.shape[2]) & mask(allowed)
     sinks = None if s_aux is None else s_aux.float()
     operands = (query, key, value)
     out = attention(*operands, made, axes="bhsd", scale=scaling, softcap=softcap, sink_logits=sinks)
@@ -216,6 +205,10 @@ def _read_mask(attention_mask: torch.Tensor) -> torch.Tensor:
         raise UnsupportedError(message, argument="attention_mask")
     seen: torch.Tensor = ~hidden
     return seen
+
+
+def _cross_attention() -> UnsupportedError:
+    return UnsupportedError("cross attention has no positions of one sequence; accepted: self attention", argument="k")
 
 
 def _refuse(dropout: float, position_bias: Any = None, cache: Any = None, **_: Any) -> None:
