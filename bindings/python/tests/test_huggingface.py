@@ -202,6 +202,34 @@ def test_masks_of_a_users_own(llama):
         logits(llama, everything, attention_mask=additive + 0.5)
 
 
+def test_a_users_own_mask_beside_a_cache(llama):
+    """A static cache has an empty tail, behind which the queries do not stand."""
+    name = huggingface.register("sa_blocks", "sink(2) | block_diagonal(8)")
+    whole = logits(llama, name)
+    allowed = torch.zeros(2, 1, 30, 40, dtype=torch.bool)
+    allowed[..., :30] = torch.ones(30, 30, dtype=torch.bool).tril()
+    static = transformers.StaticCache(config=llama.config, max_cache_len=40)
+    for cache, keys in ((static, lambda end: 40), (transformers.DynamicCache(config=llama.config), lambda end: end)):
+        for begin, end in ((0, 20), (20, 29), (29, 30)):
+            own = allowed[:, :, begin:end, : keys(end)]
+            found = llama(TOKENS[:, begin:end], attention_mask=own, past_key_values=cache).logits
+            close(found, whole[:, begin:end], 1e-5)
+
+
+def test_a_users_own_mask_beside_a_cache_of_unknown_positions(llama):
+    allowed = torch.zeros(2, 1, 30, 40, dtype=torch.bool)
+    allowed[..., :30] = torch.ones(30, 30, dtype=torch.bool).tril()
+    static = transformers.StaticCache(config=llama.config, max_cache_len=40)
+    with pytest.raises(sa.UnsupportedError, match="30 queries stand is not known"):  # positions count something else
+        positions = (torch.arange(30)[None] - 7).clamp(min=0)
+        logits(llama, CAUSAL, attention_mask=allowed, position_ids=positions, past_key_values=static)
+    model = model_of("Mistral", sliding_window=8)
+    cache = transformers.DynamicCache(config=model.config)
+    logits(model, CAUSAL, TOKENS[:, :20], past_key_values=cache)
+    with pytest.raises(sa.UnsupportedError, match="cache's 8 keys"):  # it has dropped the others
+        model(TOKENS[:, 20:21], attention_mask=torch.ones(2, 1, 1, 8, dtype=torch.bool), past_key_values=cache)
+
+
 def test_heads_may_differ(llama):
     name = huggingface.register("sa_heads", sa.per_head(["causal", "window(3,0)"], [0, 1, 1, 0]))
     whole, holes = logits(llama, name), torch.ones_like(TOKENS)

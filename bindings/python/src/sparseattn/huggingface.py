@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from ._indexed import mask
 from ._patterns import Pattern, as_pattern, columns, per_batch, per_document
 from .torch import attention
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 def register(name: str, pattern: Pattern | str) -> str:
     """Makes attn_implementation=name the attention of this pattern, in every model that is made or set to it. Returns
@@ -35,7 +38,8 @@ def register(name: str, pattern: Pattern | str) -> str:
 
     name     a word of letters, digits, `_` and `-`, none of transformers' own; later calls of it replace the pattern
     pattern  a Pattern or its text, of positions in the sequence: in a padded row they count from its first real token,
-             and tokens that are masked behind it are counted
+             and tokens that are masked behind it are counted. Under a mask with four axes they count from the first
+             token of the row
 
     Raises ArgumentError for the name, FormatError for a text that is no pattern. The model's calls raise
     UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches.
@@ -183,10 +187,9 @@ def _attend(
     elif isinstance(attention_mask, _Mask):
         made = attention_mask.pattern
     else:
-        allowed = _read_mask(attention_mask).cpu().numpy()
-        q_offset = key.shape[2] - query.shape[2]
-        rows = [(0, q_offset + query.shape[2])]
-        made = _in_rows(pattern, rows, q_offset, query.shape[2], key.shape[2]) & mask(allowed)
+        allowed, q_length, kv_length = _read_mask(attention_mask).cpu().numpy(), query.shape[2], key.shape[2]
+        q_offset = _offset_under(allowed, q_length, kv_length, more.get("position_ids"))
+        made = _in_rows(pattern, [(0, q_offset + q_length)], q_offset, q_length, kv_length) & mask(allowed)
     sinks = None if s_aux is None else s_aux.float()
     operands = (query, key, value)
     out = attention(*operands, made, axes="bhsd", scale=scaling, softcap=softcap, sink_logits=sinks)
@@ -205,6 +208,34 @@ def _read_mask(attention_mask: torch.Tensor) -> torch.Tensor:
         raise UnsupportedError(message, argument="attention_mask")
     seen: torch.Tensor = ~hidden
     return seen
+
+
+def _offset_under(allowed: NDArray[np.bool_], q_length: int, kv_length: int, position_ids: torch.Tensor | None) -> int:
+    """Where the first query stands among the keys under a mask of a user's own, with which transformers tells nothing
+    of the cache.
+
+    The queries are the last tokens. Behind them a static cache has a tail that none of them sees, and a sliding cache
+    has dropped its first keys. The call's position_ids [..., q] tell the place, unless they are a user's own as well:
+    they have to agree with the mask, by which no key behind the queries is seen.
+    """
+    if q_length == kv_length:
+        return 0
+    seen = np.flatnonzero(allowed.any(axis=(0, 1, 2)))
+    least, most = (int(seen[-1]) + 1 if len(seen) else 0) - q_length, kv_length - q_length
+    if position_ids is None:
+        first, is_run = least, False
+    else:
+        first = int(position_ids.min())
+        is_run = bool((position_ids == first + torch.arange(q_length, device=position_ids.device)).all())
+    if least == most >= first:
+        return most
+    if is_run and least <= first <= most:
+        return first
+    message = (
+        f"attention_mask has four axes, and where among the cache's {kv_length} keys the {q_length} queries stand is "
+        "not known; accepted: a mask [batch, tokens], a dynamic cache, position_ids that count the tokens of the cache"
+    )
+    raise UnsupportedError(message, argument="attention_mask")
 
 
 def _cross_attention() -> UnsupportedError:
