@@ -251,6 +251,31 @@ def test_encoders_see_both_ways():
     close(found[name][mask.bool()], found["eager"][mask.bool()])
 
 
+def test_cross_attention_is_refused():
+    """Also where both sequences are as long."""
+    sizes = {"vocab_size": 97, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+             "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "dropout": 0}  # fmt: skip
+    bart = transformers.BartModel(transformers.BartConfig(**sizes)).eval()
+    bert = transformers.BertModel(transformers.BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)).eval()
+    states = torch.zeros(2, 30, SIZES["hidden_size"])
+    for model, more in ((bart, {"decoder_input_ids": TOKENS}), (bert, {"encoder_hidden_states": states})):
+        model.set_attn_implementation(CAUSAL)
+        with pytest.raises(sa.UnsupportedError, match="cross attention") as caught:
+            model(TOKENS, **more)
+        assert caught.value.argument == "k"
+
+
+def test_an_encoder_beside_a_decoder_sees_both_ways():
+    sizes = {"vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
+             "encoder_ffn_dim": 32}  # fmt: skip
+    model, mask = transformers.BartModel(transformers.BartConfig(**sizes)).eval(), padded(0, 25)
+    found = {}
+    for name in ("eager", huggingface.register("sa_full", "full")):
+        model.set_attn_implementation(name)
+        found[name] = model.get_encoder()(TOKENS, attention_mask=mask).last_hidden_state[mask.bool()]
+    close(found["sa_full"], found["eager"])
+
+
 def test_dropout_is_refused():
     model = model_of("Llama", attention_dropout=0.1)
     logits(model, CAUSAL)

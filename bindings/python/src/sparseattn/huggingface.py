@@ -177,6 +177,8 @@ def _attend(
     """The attention function that transformers calls: query [batch, heads_q, seq_q, head_dim], key and value
     [batch, heads_kv, seq_k, ...]; returns [batch, seq_q, heads_q, head_dim] and no weights, which are never made."""
     _refuse(dropout=dropout, **more)
+    if _may_be_cross(module):
+        raise _cross_attention()
     if attention_mask is None:  # a model that asks for no mask, or says by None that there is nothing to mask
         causal_here = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if not causal_here and query.shape[2] != key.shape[2]:
@@ -238,8 +240,28 @@ def _offset_under(allowed: NDArray[np.bool_], q_length: int, kv_length: int, pos
     raise UnsupportedError(message, argument="attention_mask")
 
 
+def _may_be_cross(module: torch.nn.Module) -> bool:
+    """Whether the keys of a layer may be another sequence's, which their number does not tell. Some models say it of
+    the layer; others have one class for both, whose decoders are causal where they attend to themselves."""
+    known = getattr(module, "is_cross_attention", None)
+    if known is not None:
+        return bool(known)
+    is_other = not getattr(module, "is_causal", False) and getattr(module, "is_decoder", True)
+    return "CrossAttention" in type(module).__name__ or is_other and _takes_another_sequence(type(module).forward)
+
+
+@functools.lru_cache(maxsize=None)
+def _takes_another_sequence(forward: Any) -> bool:
+    names = inspect.signature(forward).parameters
+    return "key_value_states" in names or "encoder_hidden_states" in names
+
+
 def _cross_attention() -> UnsupportedError:
-    return UnsupportedError("cross attention has no positions of one sequence; accepted: self attention", argument="k")
+    message = (
+        "cross attention, or a layer that cannot be told from it: its queries have no positions among the keys; "
+        "accepted: self attention"
+    )
+    return UnsupportedError(message, argument="k")
 
 
 def _refuse(dropout: float, position_bias: Any = None, cache: Any = None, **_: Any) -> None:
