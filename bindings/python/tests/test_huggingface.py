@@ -265,6 +265,29 @@ def test_cross_attention_is_refused():
         assert caught.value.argument == "k"
 
 
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_gradients_of_checkpointed_layers(is_reentrant):
+    """Reentrant checkpoints detach what a layer is given, the mask, too."""
+    config = transformers.BertConfig(**SIZES, attention_probs_dropout_prob=0, hidden_dropout_prob=0)
+    model, mask, found = transformers.BertModel(config).train(), padded(0, 25), {}
+    model.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
+    model.enable_input_require_grads()
+    for name in ("eager", huggingface.register("sa_full", "full")):
+        model.zero_grad()
+        model.set_attn_implementation(name)
+        model(TOKENS, attention_mask=mask).last_hidden_state[mask.bool()].pow(3).mean().backward()
+        found[name] = {key: weight.grad.clone() for key, weight in model.encoder.named_parameters()}
+    for key, gradient in found["eager"].items():
+        close(found["sa_full"][key], gradient, 1e-5)
+
+
+def test_a_model_that_computes_with_masks_is_refused():
+    config = transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=1, n_head=4)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)
+    with pytest.raises(sa.UnsupportedError, match="aten.add.*accepted: models that leave them"):
+        model(TOKENS)
+
+
 def test_an_encoder_beside_a_decoder_sees_both_ways():
     sizes = {"vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
              "encoder_ffn_dim": 32}  # fmt: skip

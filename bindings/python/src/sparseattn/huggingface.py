@@ -80,8 +80,12 @@ class _Mask(torch.Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
-        raise UnsupportedError(f"{function} of a mask that is a pattern; accepted: attention by this pattern")
+    def __torch_dispatch__(cls, function: Any, *call: Any) -> Any:
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):  # as checkpoints of layers do
+            _, (itself,), *_ = call
+            return itself
+        message = f"{function} of a mask that is a pattern, by a model that computes with masks itself"
+        raise UnsupportedError(f"{message}; accepted: models that leave them to an attention function of transformers")
 
 
 # ---- once a call of the model: what a query may see ----
