@@ -281,6 +281,17 @@ def test_gradients_of_checkpointed_layers(is_reentrant):
         close(found["sa_full"][key], gradient, 1e-5)
 
 
+def test_a_compiled_model_is_the_same_one():
+    """Also in later calls, with other masks than that which its graphs were made with."""
+    model, hole = model_of("Llama", num_hidden_layers=1), padded(7, 30)
+    hole[1, 10] = 0
+    model.set_attn_implementation(huggingface.register("sa_blocks", "sink(2) | block_diagonal(8)"))
+    compiled = torch.compile(model, backend="eager")
+    for mask in (padded(7, 25), padded(3, 30), hole):
+        found, expected = (one(TOKENS, attention_mask=mask, use_cache=False).logits for one in (compiled, model))
+        close(found, expected)
+
+
 def test_a_model_that_computes_with_masks_is_refused():
     config = transformers.BloomConfig(vocab_size=97, hidden_size=64, n_layer=1, n_head=4)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=CAUSAL)

@@ -8,14 +8,14 @@
 
 A query sees the keys that both the pattern and the model let it see: causal models stay causal, sliding windows stay,
 padding and other sequences of a packed row stay unseen. Training, and generation with dynamic, static and sliding
-caches, run as with the model's own attention.
+caches, run as with the model's own attention. torch.compile breaks its graphs at each layer's attention.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from .torch import attention
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def register(name: str, pattern: Pattern | str) -> str:
@@ -88,9 +90,16 @@ class _Mask(torch.Tensor):
         raise UnsupportedError(f"{message}; accepted: models that leave them to an attention function of transformers")
 
 
+def _outside_of_graphs(function: _Function) -> _Function:
+    """The function, which torch.compile calls between its graphs: what it reads of masks is new in each call."""
+    made: _Function = torch.compiler.disable(function)
+    return made
+
+
 # ---- once a call of the model: what a query may see ----
 
 
+@_outside_of_graphs
 def _make_mask(
     pattern: Pattern,
     batch_size: int,
@@ -164,6 +173,7 @@ def _in_rows(pattern: Pattern, rows: list[tuple[int, ...]], q_offset: int, q_len
 # ---- once a layer ----
 
 
+@_outside_of_graphs
 def _attend(
     pattern: Pattern,
     module: torch.nn.Module,
