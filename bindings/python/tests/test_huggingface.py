@@ -190,6 +190,18 @@ def test_packed_sequences_do_not_see_each_other(llama):
     assert not torch.allclose(found, logits(llama, CAUSAL), atol=1e-3)
 
 
+@pytest.mark.parametrize("kind, more", [("Llama", {}), ("Mistral", {"sliding_window": 8})], ids=str)
+def test_packed_sequences_have_positions_of_their_own(kind, more):
+    """Those of a row that packs two are those of each alone, the sinks, too; rows may be packed in several ways."""
+    model = model_of(kind, **more)
+    name = huggingface.register("sa_blocks", "sink(2) | block_diagonal(5)")
+    positions = torch.stack([torch.cat([torch.arange(first), torch.arange(30 - first)]) for first in (12, 30)])
+    found = logits(model, name, position_ids=positions, use_cache=False)
+    for begin, end in ((0, 12), (12, 30)):
+        close(found[:1, begin:end], logits(model, name, TOKENS[:1, begin:end]), 1e-5)
+    close(found[1:], logits(model, name, TOKENS[1:]), 1e-5)
+
+
 def test_masks_of_a_users_own(llama):
     allowed = torch.rand(2, 1, 30, 30, generator=torch.Generator().manual_seed(2)) < 0.5
     allowed |= torch.eye(30, dtype=torch.bool)

@@ -40,8 +40,8 @@ def register(name: str, pattern: Pattern | str) -> str:
 
     name     a word of letters, digits, `_` and `-`, none of transformers' own; later calls of it replace the pattern
     pattern  a Pattern or its text, of positions in the sequence: in a padded row they count from its first real token,
-             and tokens that are masked behind it are counted. Under a mask with four axes they count from the first
-             token of the row
+             and tokens that are masked behind it are counted; in a packed row, of which position_ids tell, from the
+             first token of each sequence; under a mask with four axes from the first token of the row
 
     Raises ArgumentError for the name, FormatError for a text that is no pattern. The model's calls raise
     UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches.
@@ -119,7 +119,8 @@ def _make_mask(
     if not is_causal and q_length != kv_length:
         raise _cross_attention()
     end = q_offset + q_length if is_causal else kv_length  # a static cache is longer than what it holds
-    rows, has_holes = _padded_rows(attention_mask, batch_size, end)
+    packed = _packed_rows(mask_function)
+    rows, has_holes = (packed, False) if packed else _padded_rows(attention_mask, batch_size, end)
     seen = _model_pattern(mask_function)
     made = _in_rows(pattern if seen is None else pattern & seen, rows, q_offset, q_length, end_k)
     if kv_offset:
@@ -134,16 +135,37 @@ def _make_mask(
 
 
 def _model_pattern(mask_function: Callable[..., Any]) -> Pattern | None:
-    """The pattern of transformers' function of indices; None for one that is not known, which must be evaluated."""
+    """The pattern of transformers' function of indices, within one sequence where several are packed in a row; None for
+    a function that is not known, which must be evaluated."""
     if mask_function is causal_mask_function:
         return causal()
     if mask_function is bidirectional_mask_function:
         return as_pattern("full")
-    parts = inspect.getclosurevars(mask_function).nonlocals.get("mask_functions", ())
-    if len(parts) == 2 and parts[1] is causal_mask_function:  # sliding_window_causal_mask_function
-        width = inspect.getclosurevars(parts[0]).nonlocals.get("sliding_window")
+    parts: tuple[Any, ...] = _closed_over(mask_function, "mask_functions") or ()
+    if len(parts) != 2:
+        return None
+    if parts[1] is causal_mask_function:  # sliding_window_causal_mask_function
+        width = _closed_over(parts[0], "sliding_window")
         return None if width is None else causal() & window(width - 1, 0)
+    if _closed_over(parts[1], "packed_sequence_mask") is not None:  # after remap_positions_for_packed_sequence
+        of_sequence = _closed_over(parts[0], "mask_function")
+        return None if of_sequence is None else _model_pattern(of_sequence)
     return None
+
+
+def _packed_rows(mask_function: Callable[..., Any]) -> list[tuple[int, ...]] | None:
+    """Of each row the first tokens of the sequences that are packed in it, and its end; None where none are."""
+    parts = _closed_over(mask_function, "mask_functions") or (None,)
+    numbers = _closed_over(parts[-1], "packed_sequence_mask")  # [batch, tokens], the same within a sequence
+    if numbers is None:
+        return None
+    rows = numbers.cpu().numpy()
+    return [(0, *(int(place) + 1 for place in np.flatnonzero(np.diff(row))), len(row)) for row in rows]
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    """What a function has of the one that made it, by its name there; None where it has no such thing."""
+    return inspect.getclosurevars(function).nonlocals.get(name) if inspect.isfunction(function) else None
 
 
 def _padded_rows(attention_mask: torch.Tensor | None, batch: int, end: int) -> tuple[list[tuple[int, ...]], bool]:
