@@ -206,6 +206,9 @@ def test_second_derivatives_are_refused():
         (dict(k=torch.nested.nested_tensor([torch.zeros(40, 2, 24)] * 2)), sa.ArgumentError, "k"),
         (dict(q=torch.nested.nested_tensor([torch.zeros(40, 4, 24)] * 2, layout=torch.jagged)), sa.ArgumentError, "q"),
         (dict(pattern=torch.ones(40, 40, dtype=torch.bool, device="meta")), sa.ArgumentError, "mask"),
+        (dict(pattern=torch.ones(2, 1, 1, 30, dtype=torch.bool)), sa.ShapeError, "mask"),
+        (dict(pattern=torch.ones(1, 41, dtype=torch.bool)), sa.ShapeError, "mask"),
+        (dict(pattern=torch.ones(3, 1, 1, 40, dtype=torch.bool)), sa.ShapeError, "mask"),
         (dict(q=None), sa.DTypeError, "q"),
         (dict(k=None), sa.DTypeError, "k"),
         (dict(v=None, head_dim_v=0), sa.ArgumentError, "head_dim_v"),
@@ -697,6 +700,7 @@ def test_sdpa_groups_of_heads():
         (dict(key=torch.randn(4, 30, 16)), sa.ShapeError, "key"),
         (dict(query=np.zeros((2, 4, 30, 16))), sa.DTypeError, "query"),
         (dict(pattern=3), sa.DTypeError, "pattern"),
+        (dict(pattern=torch.ones(2, 1, 1, 29, dtype=torch.bool)), sa.ShapeError, "mask"),
     ],
 )
 def test_sdpa_refuses(change, kind, argument):
@@ -711,10 +715,11 @@ def test_padding_masks_are_formulas():
 
     rows = {"full": [1, 1, 1, 1], "sink(2)": [1, 1, 0, 0], "full - sink(3)": [0, 0, 0, 1], "sink(0)": [0, 0, 0, 0]}
     rows |= {"sink(3) - sink(1)": [0, 1, 1, 0], "global_keys(0,2)": [1, 0, 1, 0]}
+    sizes = {"batch": 2, "heads_q": 1, "seq_q": 9, "seq_k": 4}
     for text, row in rows.items():
-        assert str(with_mask("full", torch.tensor([[row]], dtype=torch.bool), 9)) == text
+        assert str(with_mask("full", torch.tensor([[row]], dtype=torch.bool), sizes)) == text
     both = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0]], dtype=torch.bool)[:, None, None]
-    assert with_mask("causal", both, 9) == sa.causal() & sa.per_batch(["sink(2)", "global_keys(0,2)"])
+    assert with_mask("causal", both, sizes) == sa.causal() & sa.per_batch(["sink(2)", "global_keys(0,2)"])
 
 
 # ---- lifetimes, threads, processes, signals ----

@@ -311,7 +311,7 @@ def plan(
     sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table)
     pattern, mask = split_mask(pattern)
     if mask is not None:
-        pattern = with_mask("full", mask, sizes["seq_k" if starts else "seq_q"])
+        pattern = with_mask("full", mask, {**sizes, "seq_q": sizes["seq_k"]} if starts else sizes)
     return TensorPlan(
         pattern,
         q.device,

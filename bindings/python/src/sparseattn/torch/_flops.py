@@ -43,7 +43,7 @@ def _stats_of(
     if all(x is None or _has_numbers(x) for x in documents):
         pattern = in_documents(pattern, *documents)
     if mask is not None and _has_numbers(mask):
-        pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
+        pattern = with_mask(pattern, mask, sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v))
     shapes = tuple(None if x is None else tuple(map(int, x.shape)) for x in (q, k, v))
     key = (shapes, axes, *(n if n is None else int(n) for n in (q_offset, head_dim_v)))
     found: Stats = find(_make_stats, default_context(), pattern, key)

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from .._analytic import bigbird, global_tokens
 from .._core import ArgumentError, ShapeError, UnsupportedError
 from .._patterns import Pattern, as_pattern
+from .._problem import sizes_of
 from ._attention import _attend
 from ._tensors import with_mask
 
@@ -136,7 +137,9 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
         if attn_mask is None:
             return pattern, kept
         allowed = ~attn_mask if attn_mask.dim() == 2 else ~attn_mask.unflatten(0, (-1, self.num_heads))
-        return pattern if kept is None else with_mask(pattern, kept, q.shape[1]), allowed
+        if kept is not None:
+            pattern = with_mask(pattern, kept, sizes_of(q.shape, k.shape, None, "bshd"))
+        return pattern, allowed
 
     def _causal(self) -> AnyPattern:
         # A text is made without a call of the library, so also in compiled code.

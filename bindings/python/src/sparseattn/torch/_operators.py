@@ -62,7 +62,7 @@ def plan_for(
     axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32 = scalars
     pattern = in_documents(pattern, *documents)
     if mask is not None:
-        pattern = with_mask(pattern, mask, q.shape[axes.index("t" if axes == "thd" else "s")])
+        pattern = with_mask(pattern, mask, sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v))
     return find_plan(
         TensorPlan,
         context_of(q) if context is None else context,

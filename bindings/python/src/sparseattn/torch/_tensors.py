@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 import torch
@@ -308,27 +308,39 @@ def split_mask(pattern: Any) -> tuple[Any, torch.Tensor | None]:
     return ("full", pattern) if isinstance(pattern, torch.Tensor) else (pattern, None)
 
 
-def with_mask(pattern: Any, mask: torch.Tensor, seq_q: int) -> Pattern:
+def with_mask(pattern: Any, mask: torch.Tensor, sizes: dict[str, Any]) -> Pattern:
     """The pattern cut to what a bool tensor keeps, which the host reads.
 
-    mask  [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k]; a seq_q of 1 serves all queries, as of
-          padding masks [batch, 1, 1, seq_k]
+    mask   [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k]; a seq_q of 1 serves all queries, as of
+           padding masks [batch, 1, 1, seq_k]
+    sizes  those of sizes_of
 
-    Raises DTypeError, ShapeError: .argument is "mask".
+    Raises what require_memory and require_mask raise: .argument is "mask".
     """
     require_memory(mask, "mask")
+    require_mask(mask, sizes)
+    values = mask.detach().cpu().numpy()
+    kept = mask_of_keys(values, sizes["seq_q"]) if mask.shape[-2] == 1 else as_pattern(values, "mask")
+    return kept if pattern == "full" else as_pattern(pattern) & kept
+
+
+def require_mask(mask: torch.Tensor, sizes: dict[str, Any]) -> None:
+    """Raises DTypeError, ShapeError for a mask of another dtype or shape than with_mask reads: .argument is "mask"."""
     if mask.dtype != torch.bool:
         message = f"argument mask is {mask.dtype}; accepted: torch.bool, True where a key is seen"
         raise DTypeError(message, "SPATTN_E_DTYPE", "mask")
     if not 2 <= mask.ndim <= 4:
         message = f"argument mask has shape {list(mask.shape)}; accepted: 2 to 4 axes, the last two [seq_q, seq_k]"
         raise ShapeError(message, "SPATTN_E_SHAPE", "mask")
-    if mask.shape[-2] not in (1, seq_q):
-        message = f"argument mask has shape {list(mask.shape)}; accepted: {seq_q} queries, or 1 for all of them"
+    accepted = [sizes[name] for name in ("batch", "heads_q", "seq_q", "seq_k")]
+    if mask.shape[-1] != sizes["seq_k"] or not broadcasts(mask.shape, accepted):
+        message = f"argument mask has shape {list(mask.shape)}; accepted: {accepted}, of which all but keys may be 1"
         raise ShapeError(message, "SPATTN_E_SHAPE", "mask")
-    values = mask.detach().cpu().numpy()
-    kept = mask_of_keys(values, seq_q) if mask.shape[-2] == 1 else as_pattern(values, "mask")
-    return kept if pattern == "full" else as_pattern(pattern) & kept
+
+
+def broadcasts(shape: Sequence[Any], to: Sequence[Any]) -> bool:
+    """Whether a tensor of the shape may be expanded to the other one."""
+    return len(shape) <= len(to) and all(n in (1, size) for n, size in zip(reversed(shape), reversed(to)))
 
 
 def in_documents(pattern: Any, cu_q: torch.Tensor | None = None, cu_k: torch.Tensor | None = None) -> Any:
