@@ -654,6 +654,13 @@ def test_sdpa_masks_are_broadcast():
         mask = torch.rand(shape) < 0.6
         mask[..., 0] = True  # torch has NaN where a query sees no key
         torch.testing.assert_close(sat.scaled_dot_product_attention(q, k, v, mask), torch_has(q, k, v, mask))
+    q, k, v = torch.randn(3, 2, 3, 4, 9, 8).unbind()
+    for shape in ((2, 3, 1, 9, 9), (1, 3, 1, 9, 9), (2, 1, 1, 9, 9), (3, 1, 9, 9), (1, 1, 4, 1, 9), (4, 9, 1)):
+        mask = torch.rand(shape) < 0.6
+        mask[..., 0] = True
+        torch.testing.assert_close(sat.scaled_dot_product_attention(q, k, v, mask), torch_has(q, k, v, mask))
+    with pytest.raises(sa.ShapeError, match=r"attn_mask has shape \[6, 1, 9, 9\]; accepted: .* \[2, 3, 4, 9, 9\]"):
+        sat.scaled_dot_product_attention(q, k, v, torch.ones(6, 1, 9, 9, dtype=torch.bool))
 
 
 def test_sdpa_takes_patterns():
@@ -666,6 +673,25 @@ def test_sdpa_takes_patterns():
         torch.testing.assert_close(mine, torch_has(q, k, v, window))
         mine = sat.scaled_dot_product_attention(q, k, v, causal, pattern=pattern)
         torch.testing.assert_close(mine, torch_has(q, k, v, window))
+
+
+def test_sdpa_takes_masks_for_patterns():
+    """Of keys alone, too, under is_causal and beside attn_mask, of torch and of NumPy."""
+    q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    padding = torch.arange(9) < torch.tensor([9, 6])[:, None, None, None]
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v, causal & padding)
+    for given in (
+        {"is_causal": True, "pattern": padding},
+        {"is_causal": True, "pattern": padding.numpy()},
+        {"is_causal": True, "pattern": causal.numpy(), "attn_mask": padding},
+        {"pattern": causal.numpy(), "attn_mask": padding},
+        {"pattern": padding.numpy(), "attn_mask": causal},
+    ):
+        torch.testing.assert_close(sat.scaled_dot_product_attention(q, k, v, **given), right)
+    with pytest.raises(sa.ShapeError) as caught:
+        sat.scaled_dot_product_attention(q, k, v, padding, pattern=causal[:, :1])
+    assert caught.value.argument == "mask"
 
 
 def test_sdpa_is_causal_from_the_first_token_of_each():
@@ -693,7 +719,8 @@ def test_sdpa_groups_of_heads():
     [
         (dict(dropout_p=0.1), sa.UnsupportedError, "dropout_p"),
         (dict(attn_mask=torch.zeros(30, 30)), sa.UnsupportedError, "attn_mask"),
-        (dict(attn_mask=torch.ones(7, 30, dtype=torch.bool)), sa.ShapeError, "mask"),
+        (dict(attn_mask=torch.ones(7, 30, dtype=torch.bool)), sa.ShapeError, "attn_mask"),
+        (dict(attn_mask=torch.ones(3, 1, 1, 30, dtype=torch.bool)), sa.ShapeError, "attn_mask"),
         (dict(attn_mask=torch.ones(30, 7, dtype=torch.bool)), sa.ShapeError, "attn_mask"),
         (dict(attn_mask=[[True]]), sa.DTypeError, "attn_mask"),
         (dict(scale=torch.ones((), requires_grad=True)), sa.ArgumentError, "scale"),

@@ -18,10 +18,12 @@ from ._tensors import (
     PLAIN,
     PlainCall,
     TensorPlan,
+    broadcasts,
     context_of,
     in_documents,
     refuse_gradients,
     require_documents,
+    require_mask,
     require_memory,
     require_tensor,
     split_mask,
@@ -543,21 +545,23 @@ def scaled_dot_product_attention(
         message = f"argument key has {key.shape[-3]} heads; accepted: {query.shape[-3]}, or enable_gqa=True"
         raise ShapeError(message, "SPATTN_E_SHAPE", "key")
     seq_q, seq_k, q_offset = query.shape[-2], key.shape[-2], None
+    kept, mask = split_mask(pattern)
     if is_causal:
         if pattern is None:
-            pattern, q_offset = "causal", 0
+            kept, q_offset = "causal", 0
         elif seq_q == seq_k:
-            pattern = pattern.tril() if isinstance(pattern, torch.Tensor) else as_pattern(pattern) & Pattern("causal")
+            kept = "causal" if mask is not None else as_pattern(kept) & Pattern("causal")
         else:
             message = f"is_causal counts from the first of {seq_q} queries and {seq_k} keys, a pattern from the last"
             raise ArgumentError(f"{message}; accepted: one of them", "SPATTN_E_ARGUMENT", "is_causal")
     q, k, v = (_four_axes(x).transpose(1, 2) for x in (query, key, value))
-    mask = None if attn_mask is None else _read_mask(attn_mask, seq_k)
-    if isinstance(pattern, torch.Tensor):
-        mask = pattern if mask is None else pattern & mask
-        pattern = "full"
+    if attn_mask is not None:
+        if mask is not None:
+            require_mask(mask, sizes_of(q.shape, k.shape, v.shape, "bshd"))
+        own = _read_mask(attn_mask, [*[1] * (4 - query.dim()), *query.shape[:-1], seq_k])
+        mask = own if mask is None else mask.to(own.device) & own  # NumPy's lies on the host
     scalars = ("bshd", scale, None, q_offset, None, torch.are_deterministic_algorithms_enabled(), False, False)
-    found = _attend(q, k, v, (None, None, None), mask, "full" if pattern is None else pattern, scalars)
+    found = _attend(q, k, v, (None, None, None), mask, "full" if kept is None else kept, scalars)
     out: torch.Tensor = found.transpose(1, 2)
     return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])
 
@@ -568,18 +572,24 @@ def _four_axes(x: torch.Tensor) -> torch.Tensor:
     return x.flatten(0, x.dim() - 4)
 
 
-def _read_mask(mask: torch.Tensor, seq_k: int) -> torch.Tensor:
+def _read_mask(mask: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """The mask with all keys, and with one axis in place of several of the batch.
+
+    sizes  [batch, heads_q, seq_q, seq_k], with all axes of the batch, to which the mask is broadcast
+    """
     if not isinstance(mask, torch.Tensor):
         require_memory(mask, "attn_mask")
     if mask.dtype != torch.bool:
         message = f"argument attn_mask is {mask.dtype}; accepted: torch.bool, True where a key takes part"
         raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "attn_mask")
-    mask = mask[(None,) * max(0, 2 - mask.dim())]
-    if mask.shape[-1] not in (1, seq_k):
-        message = f"argument attn_mask has shape {list(mask.shape)}; accepted: {seq_k} keys, or 1 for all of them"
+    if not broadcasts(mask.shape, sizes):
+        message = f"argument attn_mask has shape {list(mask.shape)}; accepted: what is broadcast to {sizes}"
         raise ShapeError(message, "SPATTN_E_SHAPE", "attn_mask")
-    mask = mask.flatten(0, mask.dim() - 4) if mask.dim() > 4 else mask
-    return mask.expand(*mask.shape[:-1], seq_k)
+    mask = mask[(None,) * max(0, 2 - mask.dim())]
+    mask = mask.expand(*mask.shape[:-1], sizes[-1])
+    if any(n > 1 for n in mask.shape[:-3]):  # a mask of each entry of one axis is repeated along the others
+        mask = mask.expand(*sizes[:-3], *mask.shape[-3:])
+    return mask.flatten(0, -4) if mask.dim() > 4 else mask
 
 
 if TYPE_CHECKING:
