@@ -694,6 +694,21 @@ def test_sdpa_takes_masks_for_patterns():
     assert caught.value.argument == "mask"
 
 
+def test_sdpa_is_causal_within_patterns_in_compiled_code():
+    torch._dynamo.reset()
+
+    def masked(x, pattern):
+        return sat.scaled_dot_product_attention(x, x, x, is_causal=True, pattern=pattern)
+
+    x = torch.randn(1, 2, 40, 16)
+    compiled = torch.compile(masked, fullgraph=True, backend="aot_eager")
+    for keys in (5, 9):
+        right = sat.scaled_dot_product_attention(x, x, x, pattern=f"causal & window({keys},0)")
+        window = sa.window(keys, 5)
+        for pattern in (str(window), window, sa.csr(*window.to_csr(40), 40), mask_of(str(window))[0, 0]):
+            assert torch.equal(compiled(x, pattern), right) and torch.equal(masked(x, pattern), right)
+
+
 def test_sdpa_is_causal_from_the_first_token_of_each():
     q, k, v = torch.randn(2, 4, 10, 16), torch.randn(2, 4, 30, 16), torch.randn(2, 4, 30, 16)
     torch_has = torch.nn.functional.scaled_dot_product_attention

@@ -127,11 +127,13 @@ def test_in_a_transformer_of_torch_and_compiled():
     ours.load_state_dict(layer.self_attn.state_dict())
     layer.self_attn = ours
     torch.testing.assert_close(layer(x), right, rtol=0, atol=1e-4)
-    compiled = torch.compile(
-        lambda x, is_causal: ours(x, x, x, is_causal=is_causal)[0], fullgraph=True, backend="aot_eager"
-    )
-    for causal in (False, True):
-        torch.testing.assert_close(compiled(x, causal), ours(x, x, x, is_causal=causal)[0])
+    for pattern in (ours.pattern, sa.csr(*sa.window(5, 5).to_csr(24), 24)):
+        ours.pattern = pattern
+        compiled = torch.compile(
+            lambda x, is_causal: ours(x, x, x, is_causal=is_causal)[0], fullgraph=True, backend="aot_eager"
+        )
+        for causal in (False, True):
+            torch.testing.assert_close(compiled(x, causal), ours(x, x, x, is_causal=causal)[0])
 
 
 def of_masks(**masks):

@@ -13,7 +13,16 @@ from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
 from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
-from ._operators import FLOAT8_GRADIENTS, SCALES, gradients_of, name_in_graph, plan_for, refuse_again
+from ._operators import (
+    FLOAT8_GRADIENTS,
+    SCALES,
+    causal_name_in_graph,
+    cut_to_causal,
+    gradients_of,
+    name_in_graph,
+    plan_for,
+    refuse_again,
+)
 from ._tensors import (
     PLAIN,
     PlainCall,
@@ -483,13 +492,27 @@ def name_of(pattern: Any) -> str:
     """What the operator is given of a pattern."""
     if isinstance(pattern, str):
         return pattern
-    # A plain attribute, so that torch.compile can read it and compiles again where it is another.
-    name: str = pattern._name if isinstance(pattern, Pattern) else as_pattern(pattern)._name
+    name = _own_name(pattern)
     if torch.compiler.is_compiling():
         name = name_in_graph(name, _is_exporting())
     elif _is_tracing():
         name = name_in_graph(name, True)
     return name
+
+
+def causal_of(pattern: AnyPattern) -> Pattern | str:
+    """The pattern cut to "causal"; in compiled code, which cannot call the library, what name_of makes of that."""
+    if not torch.compiler.is_compiling():
+        return cut_to_causal(pattern)
+    name: str = causal_name_in_graph(_own_name(pattern), _is_exporting())
+    return name
+
+
+def _own_name(pattern: AnyPattern) -> str:
+    if isinstance(pattern, str):
+        return pattern
+    # A plain attribute, so that torch.compile can read it and compiles again where it is another.
+    return pattern._name if isinstance(pattern, Pattern) else as_pattern(pattern)._name
 
 
 def autocast(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
@@ -550,7 +573,7 @@ def scaled_dot_product_attention(
         if pattern is None:
             kept, q_offset = "causal", 0
         elif seq_q == seq_k:
-            kept = "causal" if mask is not None else as_pattern(kept) & Pattern("causal")
+            kept = "causal" if mask is not None else causal_of(kept)
         else:
             message = f"is_causal counts from the first of {seq_q} queries and {seq_k} keys, a pattern from the last"
             raise ArgumentError(f"{message}; accepted: one of them", "SPATTN_E_ARGUMENT", "is_causal")

@@ -12,7 +12,7 @@ from .._analytic import bigbird, global_tokens
 from .._core import ArgumentError, ShapeError, UnsupportedError
 from .._patterns import Pattern, as_pattern
 from .._problem import sizes_of
-from ._attention import _attend
+from ._attention import _attend, causal_of
 from ._tensors import with_mask
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
         if attn_mask is not None and attn_mask.dim() == 3 and attn_mask.shape[0] != batch * self.num_heads:
             message = f"argument attn_mask has shape {list(attn_mask.shape)}; accepted: {batch * self.num_heads} masks"
             raise ShapeError(f"{message}, or two axes for all of them", "SPATTN_E_SHAPE", "attn_mask")
-        pattern = self._causal() if is_causal else self.pattern
+        pattern = causal_of(self.pattern) if is_causal else self.pattern
         kept = None if padding is None else ~padding.reshape(-1, 1, 1, k.shape[1])
         if attn_mask is None:
             return pattern, kept
@@ -140,11 +140,6 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
         if kept is not None:
             pattern = with_mask(pattern, kept, sizes_of(q.shape, k.shape, None, "bshd"))
         return pattern, allowed
-
-    def _causal(self) -> AnyPattern:
-        # A text is made without a call of the library, so also in compiled code.
-        name = self.pattern._name
-        return self.pattern & Pattern("causal") if name.startswith("#") else f"({name}) & causal"
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, pattern={str(self.pattern)!r}"

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import torch
 
-from .._core import ArgumentError, Context, UnsupportedError
+from .._core import ArgumentError, Context, UnsupportedError, default_context
 from .._patterns import Pattern, load, pattern_named
-from .._plans import find_plan
+from .._plans import find, find_plan
 from .._problem import sizes_of
 from ._tensors import TensorPlan, context_of, in_documents, with_mask
+
+if TYPE_CHECKING:
+    from .._patterns import AnyPattern
 
 _OPERANDS = "Tensor q, Tensor k, Tensor? v, Tensor? sink_logits, Tensor? indices, Tensor? index_counts, Tensor? mask"
 _SCALARS = (
@@ -127,9 +130,26 @@ def _name_in_graph(name: str, is_exporting: bool) -> str:
     return name
 
 
+def cut_to_causal(pattern: AnyPattern) -> Pattern:
+    """The pattern cut to "causal", found again, and its plans with it."""
+    found: Pattern = find(_make_causal, default_context(), pattern, ())
+    return found
+
+
+def _make_causal(context: Context, pattern: Pattern) -> Pattern:
+    return pattern & "causal"
+
+
+def _causal_name_in_graph(name: str, is_exporting: bool) -> str:
+    """What a graph is to hold of that pattern, cut to "causal"."""
+    cut = cut_to_causal(pattern_named(name))  # which is to live until the graph keeps it
+    return _name_in_graph(cut._name, is_exporting)
+
+
 # torch.compile calls it while it traces, and has the result for a constant.
 as_constant: Any = torch.compiler.assume_constant_result
 name_in_graph = as_constant(_name_in_graph)
+causal_name_in_graph = as_constant(_causal_name_in_graph)
 
 
 def pattern_of(name: str) -> Pattern:
