@@ -514,13 +514,17 @@ def test_torchs_wish_for_determinism_is_heard():
             return function(*arguments, **(options or {}))
 
     q, k, v, _ = operands()
+    layer = sat.BlockSparseMultiHeadAttention(24, 4, pattern=TEXT)
     for wish in (False, True):
         torch.use_deterministic_algorithms(wish)
         with Look():
             sat.attention(q, k, v, TEXT)
             sat.attention(q, k, v, TEXT, deterministic=True)
+            sat.scaled_dot_product_attention(k, k, k)
+            sat.float8_attention(q, k, v, TEXT)
+            layer(*[torch.randn(40, 2, 24)] * 3)
     torch.use_deterministic_algorithms(False)
-    assert heard == [False, True, True, True]
+    assert heard == [False, True, False, False, False, True, True, True, True, True]
 
 
 def test_inference_mode_leaves_nothing_behind():

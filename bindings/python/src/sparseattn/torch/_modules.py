@@ -110,7 +110,8 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = (x.unflatten(-1, (self.num_heads, -1)) for x in self._project(query, key, value))
         pattern, mask = self._pattern_of_call(q, k, key_padding_mask, attn_mask, is_causal)
-        out = _attend(q, k, v, (None, None, None), mask, pattern, ("bshd", None, None, None, None, False, False, False))
+        scalars = ("bshd", None, None, None, None, torch.are_deterministic_algorithms_enabled(), False, False)
+        out = _attend(q, k, v, (None, None, None), mask, pattern, scalars)
         out = self.out_proj(out.flatten(-2))
         if not is_batch:
             return out.squeeze(0), None
