@@ -134,6 +134,13 @@ def check_axes():
     want = parallel.attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(parallel.attention(q, k, v), want), "autocast"
+    for attend in (parallel.attention, parallel.float8_attention):
+        sinks = torch.linspace(-1, 1, 4).bfloat16().requires_grad_()
+        wide = sinks.detach().float().requires_grad_()
+        got, want = (attend(q, k, v, sink_logits=x, scale=torch.tensor(0.25)) for x in (sinks, wide))
+        assert torch.equal(got, want), "sinks of 16 bits"
+        (found,), (right,) = torch.autograd.grad(got.sum(), sinks), torch.autograd.grad(want.sum(), wide)
+        assert torch.equal(found, right.bfloat16()), "gradients of sinks of 16 bits"
 
 
 def run_float8(attend, x, **options):
@@ -250,12 +257,16 @@ def check_errors():
     parallel = sat.ContextParallel("causal", SEQ)
     own = parallel.local(x)
     small, scales = own.to(torch.float8_e4m3fn), torch.ones(own.shape[:-1])
+    learned = torch.tensor(0.5, requires_grad=True)
     for call, argument in [
         (lambda: parallel.attention(x, x, x), "q"),
         (lambda: parallel.attention(parallel.local(x), x, x), "k"),
         (lambda: parallel.attention(x, x, x, axes="sbhd"), "axes"),
         (lambda: parallel.attention(x, x, x, q_offset=0), "q_offset"),
         (lambda: parallel.attention(np.zeros(3), x, x), "q"),
+        (lambda: parallel.attention(own, own, own, scale=learned), "scale"),
+        (lambda: parallel.float8_attention(own, own, own, softcap=learned), "softcap"),
+        (lambda: parallel.attention(own, own, own, scale="large"), "problem.scale"),
         (lambda: parallel.attention(own, own, own, k_scales=scales), "k_scales"),
         (lambda: parallel.attention(small, small, small, k_scales=scales[:, 1:]), "k_scales"),
         (lambda: parallel.attention(small, small, small, v_scales=scales.double()), "v_scales"),

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 import torch
 import torch.distributed as dist
 
-from .._core import ArgumentError, OfThisProcess, ShapeError, SparseAttentionError, integer, real
+from .._core import ArgumentError, OfThisProcess, ShapeError, SparseAttentionError, integer
 from .._patterns import as_pattern
 from .._plans import options_of
 from .._sharding import Sharding
-from ._attention import autocast, needs_gradients, once, refuse_transforms
+from ._attention import autocast, needs_gradients, once, refuse_transforms, with_numbers
 from ._float8 import largest_of, rounded_by
 from ._operators import SCALES
 from ._sharding import TensorSharding
-from ._tensors import context_of, refuse_gradients, require_tensor
+from ._tensors import context_of, refuse_gradients, require_tensor, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -202,6 +202,7 @@ class ContextParallel(OfThisProcess):
         scales  of q, k and v
         rounds  who has a scale, where operands are rounded here: "heads", "rows"
         """
+        options, more = _Options(*with_numbers(options)), (wide_sinks(more[0]), *more[1:])
         axes, q_offset, sink_logits = options.axes, options.q_offset, more[0]
         if axes not in TOKEN_AXIS:
             message = f"argument axes is {axes!r}; accepted: {', '.join(map(repr, TOKEN_AXIS))}"
@@ -235,8 +236,8 @@ class ContextParallel(OfThisProcess):
             q.dtype if rounds is None else torch.float8_e4m3fn,
             (q.shape, k.shape, None if v is None else v.shape),
             axes,
-            options.scale if options.scale is None else real(options.scale, "problem.scale"),
-            options.softcap if options.softcap is None else real(options.softcap, "problem.softcap"),
+            options.scale,
+            options.softcap,
             options.head_dim_v,
             (sink_logits is not None, backward, deterministic, options.reference, options.tf32),
             sends_scales,
