@@ -590,6 +590,29 @@ def test_derivatives_that_go_forward_are_refused():
             assert caught.value.argument == name
 
 
+@pytest.mark.parametrize(
+    "attend", [sat.attention, sat.float8_attention, lambda *x: sat.scaled_dot_product_attention(*x[:3])]
+)
+def test_derivatives_that_go_forward_are_refused_in_compiled_code(attend):
+    """They were zeros there."""
+    from torch.autograd import forward_ad
+
+    def call(x):
+        return attend(x, x, x, TEXT)
+
+    def by_levels(x, tangent):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(call(forward_ad.make_dual(x, tangent))).tangent
+
+    q = torch.randn(2, 8, 2, 8)
+    by_jvp, by_jacfwd = (lambda x, t: torch.func.jvp(call, (x,), (t,))), (lambda x, t: torch.func.jacfwd(call)(x))
+    for derivative in (by_jvp, by_jacfwd, by_levels):
+        for fullgraph, kind in ((False, sa.UnsupportedError), (True, torch._dynamo.exc.Unsupported)):
+            torch._dynamo.reset()
+            with pytest.raises(kind):
+                torch.compile(derivative, backend="eager", fullgraph=fullgraph)(q, q)
+
+
 def test_meta_tensors_have_shapes():
     q = torch.empty(2, 40, 4, 24, device="meta")
     out, lse = sat.attention(q, q, q, TEXT, return_lse=True)

@@ -376,8 +376,7 @@ def _attend(
             if is_needed and (not isinstance(tensor, torch.Tensor) or tensor.is_nested):
                 require_tensor(tensor, name)
         require_documents(*documents)
-        if not torch.compiler.is_compiling():
-            refuse_transforms(**named)
+        refuse_transforms(**named)
     if not is_eager or _is_any_autocast_enabled():
         q, k, v = autocast(q, k, v)
     if q.dtype == torch.float8_e4m3fn:
@@ -473,7 +472,7 @@ def _make_plain_call(
 
 
 def refuse_transforms(**tensors: torch.Tensor | None) -> None:
-    if _functorch_level() is not None:
+    if not torch.compiler.is_compiling() and _functorch_level() is not None:  # torch.compile cannot trace it
         message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
         raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
     if forward_ad._current_level < 0:

@@ -194,8 +194,7 @@ def float8_attention(
         if tensor is not None or name in ("q", "k"):
             require_tensor(tensor, name)
     require_documents(cu_q, cu_k)
-    if not torch.compiler.is_compiling():
-        refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
+    refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     q, k, v = autocast(q, k, v)
     pattern, mask = split_mask(pattern)
     name = name_of(pattern)
