@@ -323,6 +323,18 @@ def test_float8_attention_compiles():
             assert torch.equal(one, other)
 
 
+def test_float8_attention_compiles_where_one_tensor_is_several_operands():
+    torch._dynamo.reset()
+
+    def step(x, cu):
+        return sat.float8_attention(x, x, x, TEXT, axes="thd", cu_q=cu, cu_k=cu)
+
+    x, cu = torch.randn(40, 2, 16, requires_grad=True), torch.tensor([0, 15, 40])
+    found, right = torch.compile(step, fullgraph=True, backend="aot_eager")(x, cu), step(x, cu)
+    assert torch.equal(found, right)
+    assert torch.equal(torch.autograd.grad(found.sum(), x)[0], torch.autograd.grad(right.sum(), x)[0])
+
+
 def test_float8_attention_under_autocast_no_grad_and_lists():
     x = leaves_of(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -442,6 +454,13 @@ def test_meta_and_fake_tensors_have_shapes():
     for out, lse in found:
         assert out.shape == (2, 40, 4, 16) and out.dtype == torch.bfloat16
         assert lse.shape == (2, 4, 40) and lse.dtype == torch.float32
+    x = leaves_of("meta")
+    out = sat.float8_attention(*x, TEXT)
+    assert out.is_meta and out.shape == (2, 40, 4, 16) and out.dtype == x[0].dtype
+    assert [g.shape for g in torch.autograd.grad(out.sum(), x)] == [one.shape for one in x]
+    with pytest.raises(sa.ArgumentError) as caught:
+        sat.float8_attention(x[0].detach(), leaves_of()[1], x[2].detach(), TEXT)
+    assert caught.value.argument == "k"
 
 
 # ---- what is refused ----

@@ -62,7 +62,7 @@ def largest_of(x: torch.Tensor, axes: str, scales: str) -> torch.Tensor:
 
     Raises what to_float8 raises.
     """
-    require_tensor(x, "x")
+    require_tensor(x, "x", takes_meta=True)
     if axes not in _ROWS:
         raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(_ROWS)}", "SPATTN_E_RANGE", "axes")
     if scales not in ("heads", "rows"):
@@ -192,7 +192,7 @@ def float8_attention(
     """
     for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
         if tensor is not None or name in ("q", "k"):
-            require_tensor(tensor, name)
+            require_tensor(tensor, name, takes_meta=True)
     require_documents(cu_q, cu_k)
     refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     q, k, v = autocast(q, k, v)
@@ -202,7 +202,9 @@ def float8_attention(
     scalars = with_numbers((axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, False))
     sink_logits = wide_sinks(sink_logits)
     backward = needs_gradients(q, k, v, sink_logits)
-    more = (sink_logits, indices, index_counts, mask)
-    out, lse = _Float8Attention.apply(q, k, v, *more, cu_q, cu_k, name, scalars, scales, backward)
+    operands = [q, k, v, sink_logits, indices, index_counts, mask, cu_q, cu_k]
+    if torch.compiler.is_compiling():  # torch.compile refuses a tensor that is two operands of an autograd function
+        operands = [x if x is None else x.view_as(x) for x in operands]
+    out, lse = _Float8Attention.apply(*operands, name, scalars, scales, backward)
     out = out.to(q.dtype)
     return (out, lse) if return_lse else out

@@ -54,9 +54,13 @@ def struct_of(tensor: torch.Tensor, argument: str, address: int = 0) -> Any:
     return make_tensor(owner, address, code_of(tensor.dtype, argument), tensor.shape, tensor.stride(), device)
 
 
-def require_tensor(tensor: Any, argument: str) -> None:
-    """Raises DTypeError for what is no tensor, or of no use, ArgumentError for one that has no memory of rows."""
-    require_memory(tensor, argument)
+def require_tensor(tensor: Any, argument: str, takes_meta: bool = False) -> None:
+    """Raises DTypeError for what is no tensor, or of no use, ArgumentError for one that has no memory of rows.
+
+    takes_meta  meta tensors will do, which have no memory at all
+    """
+    if not (takes_meta and isinstance(tensor, torch.Tensor) and tensor.is_meta):
+        require_memory(tensor, argument)
     code_of(tensor.dtype, argument)
 
 
