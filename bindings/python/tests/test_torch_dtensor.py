@@ -195,6 +195,8 @@ def check_conventions():
         assert caught.value.argument == argument
     with pytest.raises(sa.ArgumentError, match="axes is 'hbsd'"):
         sat.attention(*shared, "full", axes="hbsd")
+    with pytest.raises(sa.UnsupportedError, match="argument k is a DTensor; accepted: "):
+        sat.float8_attention(q, shared[1], v, "full", axes="bhsd")
 
 
 def process(rank, file, ranks):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from .._core import ArgumentError, ShapeError
+from .._core import ArgumentError, ShapeError, UnsupportedError
 from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
 from ._tensors import require_documents, require_tensor, split_mask, wide_sinks
 
@@ -188,11 +188,14 @@ def float8_attention(
             bfloat16
     scales  of to_float8, which rounds
 
-    All else as in attention, under torch.compile, too.
+    All else as in attention, under torch.compile, too. DTensors are refused.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
         if tensor is not None or name in ("q", "k"):
             require_tensor(tensor, name, takes_meta=True)
+        if hasattr(tensor, "device_mesh"):
+            message = f"argument {name} is a DTensor; accepted: the tensor of a device, as of to_local()"
+            raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
     require_documents(cu_q, cu_k)
     refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits)
     q, k, v = autocast(q, k, v)
