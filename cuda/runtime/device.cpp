@@ -12,7 +12,7 @@ namespace {
 
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
 
-// Allocations would void a capture that another stream has under way; they are not part of it.
+// Making a plan would void a capture that another stream has under way; it is no part of it.
 class RelaxedCapture {
 public:
     RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -103,6 +103,7 @@ void release(int index, void* memory, size_t, void*) noexcept {
 void copy_in(int index, void* to, const void* from, size_t bytes, void* stream) {
     const CurrentDevice current(index);
     require_no_capture(stream);
+    const RelaxedCapture relaxed;
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_of(stream)), "cudaMemcpyAsync");
     // The plan may run on any stream as soon as it exists.
     check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");

@@ -55,10 +55,10 @@ private:
     void* user_;
 };
 
+// Backends that nobody wishes for are asked nothing: a process whose driver of GPUs has begun can have no children that
+// use it.
 const Backend& choose_backend(spattn_device wish) {
-    std::string offered;
     for (const Backend& backend : all_backends()) {
-        offered += (offered.empty() ? "" : ", ") + text(backend.name, " with ", backend.count(), " devices");
         if (wish.type == 0 && backend.count() > 0) return backend;
         if (wish.type != backend.device) continue;
         if (wish.index >= 0 && wish.index < backend.count()) return backend;
@@ -67,6 +67,9 @@ const Backend& choose_backend(spattn_device wish) {
              text("is number ", wish.index, " of ", backend.name, "; accepted: ",
                   count ? text("0 to ", count - 1) : "others, as this machine has none"));
     }
+    std::string offered;
+    for (const Backend& backend : all_backends())
+        offered += (offered.empty() ? "" : ", ") + text(backend.name, " with ", backend.count(), " devices");
     fail(wish.type == SPATTN_CUDA ? SPATTN_E_NO_GPU : SPATTN_E_DEVICE, "options.device",
          text("is ", describe_device(wish), "; this build offers: ", offered));
 }

@@ -119,7 +119,7 @@ def test_all_of_it_at_once():
         lambda: sa.load(sa.documents([0, 7, 24]).save()),
         lambda: sa.transpose(sa.tree([-1, *(n // 2 for n in range(23))])),
     ]
-    context = sa.Context(plan_cache=2)
+    context = sa.Context("cpu", plan_cache=2)
     plan = sa.plan(TEXTS[2], *operands(0), context=context)
 
     def run(n, turn):

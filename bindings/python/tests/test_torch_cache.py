@@ -224,7 +224,7 @@ def test_what_does_not_fit_changes_nothing():
 
 def capture(patch):
     """From here on, calls do what each replay of a graph does."""
-    patch.setattr("sparseattn.torch._cache._is_capturing", lambda tensor: True)
+    patch.setattr("sparseattn.torch._cache.is_capturing", lambda device: True)
 
 
 def test_tokens_without_a_place_disturb_nobody(monkeypatch):

@@ -13,6 +13,7 @@ from ._attention import refuse_transforms
 from ._tensors import (
     code_of,
     context_of,
+    note_write,
     outside_of_graphs,
     refuse_gradients,
     require_tensor,
@@ -81,9 +82,12 @@ class Append:
         context = context_of(k) if context is None else required_context(context)
         self._call = AppendCall(context, problem, structs, choose_scales)
         self._places = [(name, self._call.place(name)) for name, x in given.items() if x is not None]
+        self._written = ("k", "v", "k_scales", "v_scales") if choose_scales else ("k", "v")
         self._device = k.device
 
     def run(self, given: dict[str, Any]) -> None:
         for name, place in self._places:
             place[0] = given[name].data_ptr()
         self._call.run(stream_on(self._device))
+        for name in self._written:
+            note_write(given[name])

@@ -24,6 +24,7 @@ from ._tensors import (
     TensorPlan,
     change_of,
     context_of,
+    is_capturing,
     note_of,
     outside_of_graphs,
     refuse_gradients,
@@ -159,7 +160,6 @@ class KVCache:
         self._held = np.full((batch, most if self._is_shared else 0), -1, np.int32)
         self._free = list(range(pages))[::-1] if self._is_shared else []
         self._entries = range(batch)  # of the cache that this is a part of
-        self._captured: list[TensorPlan] = []  # what graphs launch must outlive them
         self._counts_read: list[Any] = []  # the last tensor of counts that an append read, noted, and its numbers
         self._whole = _Whole(self)  # what its parts have in common with it
         self._appends: dict[Any, Append] = {}  # those of the forms that the last tokens had
@@ -325,7 +325,7 @@ class KVCache:
         refuse_transforms(k=k, v=v)
         is_ragged = k.dim() == 3
         n = k.shape[0 if is_ragged else 1]
-        if _is_capturing(self.k):
+        if is_capturing(self.k.device):
             return self._write(k, v, n, self._counts_in_capture(counts, is_ragged), is_ragged)
         before, writes = self._tokens.copy(), self.lengths._version
         try:
@@ -363,7 +363,7 @@ class KVCache:
             message = f"argument nodes has shape {list(nodes.shape)}; accepted: [{self.batch}, nodes of each entry]"
             raise ShapeError(message, "SPATTN_E_SHAPE", "nodes")
         _require_like("nodes", (nodes.dtype, nodes.device), (nodes.dtype, self.k.device))
-        if _is_capturing(self.k):
+        if is_capturing(self.k.device):
             counts = self._counts_in_capture(counts, False)
             if isinstance(tokens, int):
                 self._read_numbers(tokens, "tokens")
@@ -503,7 +503,7 @@ class KVCache:
 
     def _counts_on_device(self, counts: Any, n: int) -> torch.Tensor:
         """Of ragged queries, which the host need not know."""
-        if _is_capturing(self.k):
+        if is_capturing(self.k.device):
             counts = self._counts_in_capture(counts, True)
         elif not (self.k.is_cuda and self._lies_there(counts)):
             counts = self._to_device(self._read_counts(counts, n, True))
@@ -511,7 +511,7 @@ class KVCache:
         return on_device
 
     def _refuse_capture(self, what: str) -> None:
-        if _is_capturing(self.k):
+        if is_capturing(self.k.device):
             message = f"{what} is called while a graph is captured, in whose replays the host takes no part"
             raise CudaError(f"{message}; accepted: append, decode and keep", "SPATTN_E_CAPTURE")
 
@@ -595,14 +595,14 @@ class _Whole:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy has: tensors and numbers, but nothing of the calls before."""
-        return {"rows": self.rows, "shared": self.shared | {"_captured": [], "_counts_read": []}}
+        return {"rows": self.rows, "shared": self.shared | {"_counts_read": []}}
 
     def __setstate__(self, state: dict[str, dict[str, Any]]) -> None:
         self.rows, self.shared = ({name: _writable(x) for name, x in state[of].items()} for of in ("rows", "shared"))
 
 
 _ROWS = ("page_table", "lengths", "_tokens", "_reserved", "_room", "_forgotten", "_held")
-_SHARED = ("k", "v", "k_scales", "v_scales", "_free", "_captured", "_counts_read")
+_SHARED = ("k", "v", "k_scales", "v_scales", "_free", "_counts_read")
 
 
 def _writable(x: Any) -> Any:
@@ -666,10 +666,6 @@ def _autocast(x: Any, cache: KVCache) -> Any:
     is_on = torch.is_autocast_enabled(cache.k.device.type)
     is_cast = is_on and isinstance(x, torch.Tensor) and x.is_floating_point()
     return x.to(cache.dtype) if is_cast and x.dtype not in (torch.float64, torch.float8_e4m3fn) else x
-
-
-def _is_capturing(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
 @overload
@@ -817,8 +813,6 @@ def _decode(
     flags = [sink_logits is not None, given["parents"] is not None, *flags]
     key = (q.dtype, q.device, of_cache, shapes, axes, scale, softcap, *flags)
     plan: TensorPlan = find(_make_plan, context_of(q) if context is None else context, pattern, key)
-    if _is_capturing(q):
-        cache._captured.append(plan)
     queries, given_counts = q.shape[{"thd": 0, "bshd": 1, "bhsd": 2}[axes]], counts
     if step is None:
         places = _places_of(cache, counts, queries, is_ragged)

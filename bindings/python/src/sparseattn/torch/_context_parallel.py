@@ -25,7 +25,7 @@ from ._attention import autocast, needs_gradients, once, refuse_transforms, with
 from ._float8 import largest_of, rounded_by
 from ._operators import SCALES
 from ._sharding import TensorSharding
-from ._tensors import context_of, refuse_gradients, require_tensor, wide_sinks
+from ._tensors import context_of, keep_for_graphs, refuse_gradients, require_tensor, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -242,6 +242,7 @@ class ContextParallel(OfThisProcess):
             (sink_logits is not None, backward, deterministic, options.reference, options.tf32),
             sends_scales,
         )
+        keep_for_graphs(exchange, q.device)
         rounding, dtype = None if rounds is None else functools.partial(self._round, axes, rounds), q.dtype
         if backward:
             out, lse = _Attend.apply(exchange, rounding, scales, q, k, v, *more)

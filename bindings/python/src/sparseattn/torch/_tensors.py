@@ -9,7 +9,17 @@ import numpy as np
 import torch
 
 from .._arrays import FLOAT8, accepted_dtypes, make_tensor
-from .._core import ArgumentError, Context, DTypeError, ShapeError, context_with, default_context, ffi, lib
+from .._core import (
+    ArgumentError,
+    Context,
+    DTypeError,
+    ResourceError,
+    ShapeError,
+    context_with,
+    default_context,
+    ffi,
+    lib,
+)
 from .._frames import FORWARD, Frame
 from .._indexed import mask_of_keys
 from .._patterns import Pattern, as_pattern, per_document
@@ -113,7 +123,13 @@ class TensorPlan(Plan):
 
     def __init__(self, pattern: Any, device: torch.device, **options: Any):
         self._lie_on(device)
-        super().__init__(pattern, **options)
+        try:
+            super().__init__(pattern, **options)
+        except ResourceError:
+            if self._on_cpu:
+                raise
+            torch.cuda.empty_cache()  # what torch has of the device and nobody uses, as its own allocations do
+            super().__init__(pattern, **options)
 
     @classmethod
     def adopt_on(cls, device: torch.device, *made: Any) -> TensorPlan:
@@ -170,16 +186,20 @@ class TensorPlan(Plan):
         return torch.empty_like(self.template(shape, dtype))
 
     def template(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """For torch.empty_like, which takes half of the time of torch.empty. It has a single element, at each index."""
+        """For torch.empty_like, which takes half of the time of torch.empty. It has no memory: that may be a graph's, which
+        does not let others keep any of it."""
         template = self._templates.get(shape)
         if template is None or template.dtype != dtype:
             template = torch.empty((), dtype=dtype, device=self._device).expand(shape)
+            template.untyped_storage().resize_(0)
             self._templates[shape] = template
         return template
 
     def _place(self, frame: Frame, name: str, tensor: Any, writes: bool = False, is_ours: bool = False) -> Any:
         if tensor is None:
             return frame.clear(name)
+        if writes and not is_ours:
+            note_write(tensor)
         known = frame.tensors.get(name)
         if is_ours and known is not None and known[0] is None:  # made by _empty, as the one before
             known[2][0] = tensor.data_ptr()
@@ -213,6 +233,7 @@ class TensorPlan(Plan):
             return super()._call(frame, scratch)
         if scratch is None:  # freed when this returns, and given out again in the order of the stream
             scratch = self._make_scratch(frame.size)
+        keep_for_graphs(self, self._device)
         frame.args.stream = self._stream()
         return frame.run_with(scratch.data_ptr(), self._handle)
 
@@ -220,7 +241,7 @@ class TensorPlan(Plan):
         """A stream, and whether its calls are captured, which then come with each replay and not now."""
         if self._on_cpu:
             return None
-        return int(ffi.cast("uintptr_t", self._stream())), torch.cuda.is_current_stream_capturing()
+        return int(ffi.cast("uintptr_t", self._stream())), is_capturing(self._device)
 
     def _note(self, name: str, numbers: Any) -> Any:
         return numbers.detach().clone() if self._on_cpu else note_of(numbers)
@@ -279,7 +300,36 @@ def stream_on(device: torch.device) -> Any:
     return ffi.cast("void *", stream)
 
 
+# ---- graphs ----
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether torch's current stream on a device is captured."""
+    if device.type != "cuda":
+        return False
+    if device.index in (None, torch.cuda.current_device()):
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+_captured: set[Any] = set()
+
+
+def keep_for_graphs(used: Any, device: torch.device) -> None:
+    """Keeps what a call uses as long as the process lives, where a graph captures the call: it launches with addresses
+    of the plan's lists, and nobody tells when the graph is gone."""
+    if is_capturing(device):
+        _captured.add(used)
+
+
 # ---- numbers that the host does not read ----
+
+
+def note_write(tensor: Any) -> None:
+    """Tells autograd that a tensor is written by the library: whoever has saved it has other numbers then."""
+    if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def note_of(tensor: torch.Tensor) -> Any:
