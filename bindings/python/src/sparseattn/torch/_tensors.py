@@ -7,6 +7,7 @@ from typing import Any, Sequence
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
 from .._arrays import FLOAT8, accepted_dtypes, make_tensor
 from .._core import (
@@ -329,7 +330,7 @@ def keep_for_graphs(used: Any, device: torch.device) -> None:
 def note_write(tensor: Any) -> None:
     """Tells autograd that a tensor is written by the library: whoever has saved it has other numbers then."""
     if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+        increment_version(tensor)
 
 
 def note_of(tensor: torch.Tensor) -> Any:
