@@ -9,6 +9,7 @@
 #include "layout/image.h"
 #include "layout/layout.h"
 #include "layout/quadrants.h"
+#include "pattern/intervals.h"
 
 using namespace spattn;
 
@@ -94,8 +95,19 @@ int64_t walk_csr(const Pattern& pattern, const Plane& plane, const CsrTarget& cs
 // differ, and lists of a twentieth of that length take seconds.
 constexpr int64_t most_listed_rows = int64_t(1) << 16, most_rows_that_differ = int64_t(1) << 12;
 
+// Every block and every row may be of the same kind, whose number has 64 bits.
+void require_countable(const Question& q) {
+    const Extent& e = q.extent;
+    const int64_t blocks = multiply_saturated(ceil_div(e.seq_q, q.block_q), ceil_div(e.seq_k, q.block_k));
+    const int64_t planes = multiply_saturated(e.batch, e.heads);
+    if (multiply_saturated(planes, std::max(blocks, e.seq_q)) == forever)
+        fail(SPATTN_E_RANGE, "extent",
+             text("has ", planes, " planes of ", blocks, " blocks and ", e.seq_q, " rows; accepted: up to 2^63 - 2 in all"));
+}
+
 spattn_stats make_pattern_stats(const Pattern& pattern, const Question& q) {
     const Extent& e = q.extent;
+    require_countable(q);
     const auto stats_of = [&](const Counts& counts) { return make_stats(counts, e.batch * e.heads, e.seq_q, e.seq_k); };
     const int64_t most_rows = q.block_k % pattern.period() ? most_rows_that_differ : most_listed_rows;
     if (std::max(ceil_div(e.seq_q, q.block_q), ceil_div(e.seq_k, q.block_k)) > most_rows)

@@ -37,7 +37,11 @@ Coverage BandPattern::classify(const Plane& plane, const Block& block, Key& key,
     if (first > high) return {Coverage::empty, forever};
     if (first > farthest) return {Coverage::empty, blocks_until(first, offset, block.keys)};
     const int64_t last = step == 1 ? to : to - floor_mod(to, step);
-    const auto inside = [&] { return high == forever ? forever : (high - farthest) / block.keys + 1; };
+    // How many blocks from here on lie below the band's end. No extent has half of all numbers, and callers multiply.
+    const auto inside = [&] {
+        const int64_t left = add_saturated(high, -farthest);
+        return left > forever / 2 ? forever : left / block.keys + 1;
+    };
     if (first == nearest && last == farthest && (step == 1 || nearest == farthest)) {
         return {Coverage::full, step == 1 ? inside() : 1};
     }

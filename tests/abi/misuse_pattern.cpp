@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What is wrong in the content of arguments that make a pattern: a typed error that names the argument, and no handle.
 // What their types tell, test_misuse.py says.
+#include <cstring>
+
 #include "abi/abi.h"
 
 using namespace abi;
@@ -206,6 +208,11 @@ TEST(enormous_numbers_are_plain_numbers) {
         "global_tokens(0,4611686018427387904)",
         "bigbird(4611686018427387904,4611686018427387903,4611686018427387904,4611686018427387904,18446744073709551615)",
         "transpose(window(9223372036854775807,3))",
+        "window(33,9223372036854775806)",
+        "window(33,9223372036854775780) & causal",
+        "transpose(window(9223372036854775806,9223372036854775806))",
+        "dilated(31,9223372036854775806,5) & block_diagonal(59)",
+        "transpose(dilated(9223372036854775806,31,5)) & block_diagonal(59)",
     };
     for (const char* text : texts) {
         check::context = text;
@@ -215,6 +222,7 @@ TEST(enormous_numbers_are_plain_numbers) {
             auto extent = make_extent(70, 90);
             extent.flags = SPATTN_EXTENT_Q_OFFSET;
             extent.q_offset = offset;
+            extent.block_q = 11, extent.block_k = 10;
             auto stats = sized<spattn_stats>();
             CHECK_EQ(spattn_pattern_stats(pattern.get(), &extent, &stats), SPATTN_OK);
             Tensor mask({1, 1, 70, 90}, u8);
@@ -224,4 +232,17 @@ TEST(enormous_numbers_are_plain_numbers) {
             CHECK_EQ(pairs, stats.pairs);
         }
     }
+}
+
+// Blocks and rows have numbers of 64 bits, also where pairs, which are floating, go on.
+TEST(more_blocks_than_numbers_are_refused) {
+    const Pattern pattern = parse("full");
+    auto extent = make_extent(2147483647, 2147483647);
+    extent.block_q = extent.block_k = 1, extent.heads = 3;
+    auto stats = sized<spattn_stats>();
+    CHECK_EQ(spattn_pattern_stats(pattern.get(), &extent, &stats), SPATTN_E_RANGE);
+    CHECK(std::strstr(spattn_last_error_text(), "argument extent"));
+    extent.heads = 2;
+    CHECK_EQ(spattn_pattern_stats(pattern.get(), &extent, &stats), SPATTN_OK);
+    CHECK_EQ(stats.blocks_full, 2 * int64_t(2147483647) * 2147483647);
 }
