@@ -162,6 +162,7 @@ def test_long_lists_print_as_a_hash_that_does_not_parse():
         (lambda: sa.per_batch([sa.full()], ["0"]), sa.DTypeError, "part_of_batch"),
         (lambda: sa.union([]), sa.ArgumentError, "count"),
         (lambda: sa.parse("causal & wind(3)"), sa.FormatError, "text"),
+        (lambda: sa.parse("causal\ud800"), sa.FormatError, "text"),
         (lambda: sa.causal().stats(0), sa.ArgumentError, "extent.seq_q"),
         (lambda: sa.causal().keeps(4, 4, 0), sa.ArgumentError, "q"),
         (lambda: sa.tree([-1, 0]).stats((3, 9)), sa.SparseAttentionError, "pattern"),

@@ -137,10 +137,11 @@ def integer(value: Any, argument: str) -> int:
 def real(value: Any, argument: str) -> float:
     """The value as a C double. Raises DTypeError for what is no number."""
     try:
-        return float(value)
+        if not isinstance(value, (str, bytes)):  # which float reads
+            return float(value)
     except (TypeError, ValueError):
-        message = f"argument {argument} is {value!r}; accepted: a number"
-        raise DTypeError(message, "SPATTN_E_DTYPE", argument) from None
+        pass
+    raise DTypeError(f"argument {argument} is {value!r}; accepted: a number", "SPATTN_E_DTYPE", argument)
 
 
 def integers_of(**values: Any) -> list[int]:

@@ -155,7 +155,7 @@ class Pattern:
             column = text.index("\0") + 1
             message = f"argument text column {column}: found byte 0; accepted: a text without it"
             raise FormatError(message, "SPATTN_E_FORMAT", "text")
-        self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode())
+        self._handle = own("spattn_pattern", lib.spattn_pattern_parse, text.encode(errors="replace"))
         self._kept, self._name, self._sizes = (), text, {}
 
     # So that NumPy's arrays leave mask & pattern, and | and -, to the pattern, which they would be mapped over else.
