@@ -69,14 +69,16 @@ impl Stream {
     pub fn input<'a, T: DeviceElement>(&'a self, buffer: &'a impl Buffer<T>) -> Input<'a> {
         let (elements, device) = (buffer.len(), device_of(buffer));
         let (pointer, used) = buffer.device_ptr(&self.0);
-        Input { pointer: pointer as *mut c_void, elements, dtype: T::DTYPE, device, _used: used }
+        let stream = self.0.cu_stream().cast();
+        Input { pointer: pointer as *mut c_void, elements, dtype: T::DTYPE, device, stream, _used: used }
     }
 
     /// A buffer that passes on this stream write: they wait for whoever reads or writes it on another.
     pub fn output<'a, T: DeviceElement>(&'a self, buffer: &'a mut impl BufferMut<T>) -> Output<'a> {
         let (elements, device) = (buffer.len(), device_of(buffer));
         let (pointer, used) = buffer.device_ptr_mut(&self.0);
-        Output(Input { pointer: pointer as *mut c_void, elements, dtype: T::DTYPE, device, _used: used })
+        let stream = self.0.cu_stream().cast();
+        Output(Input { pointer: pointer as *mut c_void, elements, dtype: T::DTYPE, device, stream, _used: used })
     }
 
     /// Scratch for one call of a pass at a time.
@@ -109,13 +111,14 @@ pub struct Input<'a> {
     elements: usize,
     dtype: Dtype,
     device: Device,
+    stream: *mut c_void,
     _used: SyncOnDrop<'a>,
 }
 
 /// A buffer borrowed exclusively.
 pub struct Output<'a>(Input<'a>);
 
-// SAFETY: a buffer of cudarc is borrowed as long as `self`, and the stream waits for those who write it.
+// SAFETY: a buffer of cudarc is borrowed as long as `self`, and its stream waits for those who write it.
 unsafe impl Memory for Input<'_> {
     fn as_ptr(&self) -> *const c_void {
         self.pointer
@@ -128,6 +131,9 @@ unsafe impl Memory for Input<'_> {
     }
     fn device(&self) -> Device {
         self.device
+    }
+    fn stream(&self) -> Option<*mut c_void> {
+        Some(self.stream)
     }
 }
 // SAFETY: as above.
@@ -143,6 +149,9 @@ unsafe impl Memory for Output<'_> {
     }
     fn device(&self) -> Device {
         self.0.device()
+    }
+    fn stream(&self) -> Option<*mut c_void> {
+        self.0.stream()
     }
 }
 // SAFETY: as above, and the borrow is exclusive.

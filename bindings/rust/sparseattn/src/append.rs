@@ -2,7 +2,7 @@
 //! New tokens of a cache. Operands have the names and shapes of `spattn_cache_append_args`.
 use crate::error::{check, sized, Result};
 use crate::run::{optional, options, Start};
-use crate::{sys, Context, Device, Problem, View, ViewMut};
+use crate::{sys, Context, Problem, View, ViewMut};
 use std::ffi::c_void;
 
 /// New tokens that are being described: `run` writes them into a cache.
@@ -81,7 +81,7 @@ impl<'a> Append<'a> {
             None => [self.k_scales.as_ref(), self.v_scales.as_ref()],
         };
         let all = views.into_iter().chain(written).chain(more).chain(scales);
-        self.start.check(all.flatten().any(|view| view.device() != Device::Cpu))?;
+        all.flatten().try_for_each(|view| self.start.check(view))?;
 
         let mut args = sized!(sys::spattn_cache_append_args);
         args.flags = if self.chosen.is_some() { sys::SPATTN_APPEND_SCALES } else { 0 };

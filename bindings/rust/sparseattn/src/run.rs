@@ -89,11 +89,16 @@ pub(crate) enum Start {
 }
 
 impl Start {
-    /// Refuses device memory where nobody would wait for the device.
-    pub(crate) fn check(self, any_device: bool) -> Result<()> {
-        if any_device && matches!(self, Start::Now) {
+    /// Refuses an operand in device memory where nobody would wait for the device, and one that others may still write
+    /// as far as this stream knows.
+    pub(crate) fn check(self, view: &View) -> Result<()> {
+        if view.device() != Device::Cpu && matches!(self, Start::Now) {
             let message = "an operand lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue";
             return Err(Error::new(ErrorKind::State, "", message.into()));
+        }
+        if view.stream().is_some_and(|stream| stream != self.stream()) {
+            let message = "an operand is for passes on another stream; accepted: operands for that of the call";
+            return Err(Error::new(ErrorKind::State, "stream", message.into()));
         }
         Ok(())
     }
@@ -128,15 +133,14 @@ impl Call<'_> {
     /// Refuses device memory where nobody would wait for the device. Says whether there is host memory among the
     /// operands: scratch is then brought, so that the library names the operand that lies elsewhere.
     fn check_devices<'v>(&self, operands: impl IntoIterator<Item = Option<&'v View<'v>>>) -> Result<bool> {
-        let scratch = self.workspace.as_ref().map(|memory| memory.view().device());
-        let (mut any_host, mut any_device) = (false, scratch.is_some_and(|device| device != Device::Cpu));
-        let mut any_beside = scratch.is_none();
+        let scratch = self.workspace.as_ref().map(|memory| memory.view());
+        let (mut any_host, mut any_beside) = (false, scratch.is_none());
         for view in operands.into_iter().flatten() {
+            self.start.check(view)?;
             any_host |= view.device() == Device::Cpu;
-            any_device |= view.device() != Device::Cpu;
-            any_beside |= scratch == Some(view.device());
+            any_beside |= scratch.is_some_and(|memory| memory.device() == view.device());
         }
-        self.start.check(any_device)?;
+        scratch.map_or(Ok(()), |memory| self.start.check(memory))?;
         check_beside("workspace", any_beside)?;
         Ok(any_host)
     }
@@ -748,6 +752,7 @@ impl<'scope, 'env: 'scope> Scoped<'scope, Append<'env>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Memory;
     use std::mem::ManuallyDrop;
 
     #[test]
@@ -774,6 +779,38 @@ mod tests {
             // SAFETY: what a scope borrows outlives it.
             unsafe { self.0.get().write(3.0) };
             Ok(())
+        }
+    }
+
+    struct OnStream(Vec<f32>, *mut c_void);
+
+    // SAFETY: the vector is valid for its elements, and written by nobody.
+    unsafe impl Memory for OnStream {
+        fn as_ptr(&self) -> *const c_void {
+            self.0.as_ptr().cast()
+        }
+        fn elements(&self) -> usize {
+            self.0.len()
+        }
+        fn dtype(&self) -> Dtype {
+            Dtype::F32
+        }
+        fn device(&self) -> Device {
+            Device::Cuda(0)
+        }
+        fn stream(&self) -> Option<*mut c_void> {
+            Some(self.1)
+        }
+    }
+
+    #[test]
+    fn memory_for_one_stream_is_refused_on_another() {
+        let (one, other) = (std::ptr::null_mut::<u8>().wrapping_add(8).cast(), std::ptr::null_mut());
+        let memory = OnStream(vec![0.0; 4], one);
+        for view in [View::of(&memory, &[4]).unwrap(), View::of_strided(&memory, &[2], &[2]).unwrap()] {
+            assert!(Start::On(one).check(&view).is_ok());
+            let refused = Start::On(other).check(&view).unwrap_err();
+            assert_eq!((refused.kind(), refused.argument()), (ErrorKind::State, "stream"));
         }
     }
 

@@ -2,7 +2,7 @@
 //! A sequence on several ranks. Operands have the names and shapes of `spattn_exchange_args`.
 use crate::error::{check, size, sized, Error, ErrorKind, Result};
 use crate::run::{check_beside, optional, Start, Stream, Workspace};
-use crate::{sys, Context, Device, Pattern, Plan, Problem, View, ViewMut};
+use crate::{sys, Context, Pattern, Plan, Problem, View, ViewMut};
 use std::ffi::c_void;
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -407,14 +407,13 @@ impl Exchange<'_> {
     /// Does it: at once in host memory; in a scope, it may be enqueued.
     pub fn run(self) -> Result<()> {
         let (memory, bytes) = self.buffer.bytes("buffer")?;
-        let place = self.buffer.device();
-        let (mut any_device, mut any_beside) = (place != Device::Cpu, bytes == 0);
+        self.start.check(&self.buffer)?;
+        let mut any_beside = bytes == 0;
         let scales = self.held_scales.iter().chain(&self.seen_scales);
         for view in self.held.iter().chain(&self.seen).chain(scales).flatten() {
-            any_device |= view.device() != Device::Cpu;
-            any_beside |= view.device() == place;
+            self.start.check(view)?;
+            any_beside |= view.device() == self.buffer.device();
         }
-        self.start.check(any_device)?;
         check_beside("buffer", any_beside)?;
 
         let mut args = sized!(sys::spattn_exchange_args);

@@ -102,7 +102,8 @@ elements! { f32: F32, f64: F64, i32: I32, i64: I64, u8: U8, bool: BOOL, }
 ///
 /// # Safety
 /// While `self` is borrowed, `as_ptr` is where `elements` elements of `dtype` lie on `device`, valid for reads and
-/// written by nobody. On a GPU, what is enqueued on other streams than that of the passes has been waited for.
+/// written by nobody. On a GPU, what is enqueued on other streams than that of the passes has been waited for: by every
+/// stream, or by [`Memory::stream`].
 pub unsafe trait Memory {
     /// The first element.
     fn as_ptr(&self) -> *const c_void;
@@ -112,6 +113,10 @@ pub unsafe trait Memory {
     fn dtype(&self) -> Dtype;
     /// Where they lie.
     fn device(&self) -> Device;
+    /// The `cudaStream_t` that has waited for others, on which alone passes may use it; `None`: any.
+    fn stream(&self) -> Option<*mut c_void> {
+        None
+    }
 }
 
 /// [`Memory`] that passes may write.
@@ -153,6 +158,7 @@ pub struct View<'a> {
     data: *mut c_void,
     dtype: Dtype,
     device: Device,
+    stream: Option<*mut c_void>, // of Memory
     axes: usize,
     shape: [i64; MAX_AXES],
     strides: [i64; MAX_AXES], // elements
@@ -192,14 +198,16 @@ impl<'a> View<'a> {
     /// All of some memory, row-major.
     pub fn of<M: Memory + ?Sized>(memory: &'a M, shape: &[usize]) -> Result<Self> {
         // SAFETY: whole checks the shape against the memory.
-        unsafe { Self::whole(memory.as_ptr(), memory.elements(), memory.dtype(), memory.device(), shape) }
+        let view = unsafe { Self::whole(memory.as_ptr(), memory.elements(), memory.dtype(), memory.device(), shape) };
+        view.map(|view| View { stream: memory.stream(), ..view })
     }
 
     /// Memory of which axis `i` moves by `strides[i]` elements.
     pub fn of_strided<M: Memory + ?Sized>(memory: &'a M, shape: &[usize], strides: &[usize]) -> Result<Self> {
         check_within(memory.elements(), shape, strides)?;
         // SAFETY: the shape stays in the memory.
-        unsafe { Self::from_raw(memory.as_ptr(), memory.dtype(), memory.device(), shape, Some(strides)) }
+        let view = unsafe { Self::from_raw(memory.as_ptr(), memory.dtype(), memory.device(), shape, Some(strides)) };
+        view.map(|view| View { stream: memory.stream(), ..view })
     }
 
     /// Bits of bfloat16 numbers.
@@ -269,7 +277,8 @@ impl<'a> View<'a> {
         };
         let (axes, shape) = (shape.len(), array(shape));
         let strides = strides.map_or_else(|| compact_strides(&shape[..axes]), array);
-        Ok(View { data: data as *mut c_void, dtype, device, axes, shape, strides, borrow: PhantomData })
+        let data = data as *mut c_void;
+        Ok(View { data, dtype, device, stream: None, axes, shape, strides, borrow: PhantomData })
     }
 
     /// A DLPack tensor: `spattn_tensor` is byte for byte what every other library calls a `DLTensor`, whose pointer may
@@ -306,7 +315,8 @@ impl<'a> View<'a> {
         let is_compact = tensor.strides.is_null();
         let strides = if is_compact { compact_strides(&shape[..axes]) } else { array(tensor.strides) };
         let data = tensor.data.cast::<u8>().wrapping_add(tensor.byte_offset as usize).cast();
-        Ok(View { data, dtype: Dtype { code, bits }, device, axes, shape, strides, borrow: PhantomData })
+        let dtype = Dtype { code, bits };
+        Ok(View { data, dtype, device, stream: None, axes, shape, strides, borrow: PhantomData })
     }
 
     /// # Safety
@@ -351,6 +361,10 @@ impl<'a> View<'a> {
     pub fn device(&self) -> Device {
         self.device
     }
+    /// That of its [`Memory`].
+    pub(crate) fn stream(&self) -> Option<*mut c_void> {
+        self.stream
+    }
 
     /// Where memory begins of which the C ABI is told address and length, and how many bytes it has.
     pub(crate) fn bytes(&self, argument: &str) -> Result<(*mut c_void, usize)> {
@@ -391,16 +405,18 @@ impl<'a> ViewMut<'a> {
     }
     /// As [`View::of`].
     pub fn of<M: MemoryMut + ?Sized>(memory: &'a mut M, shape: &[usize]) -> Result<Self> {
-        let (elements, dtype, device) = (memory.elements(), memory.dtype(), memory.device());
+        let (elements, dtype, device, stream) = (memory.elements(), memory.dtype(), memory.device(), memory.stream());
         // SAFETY: the borrow is exclusive; whole checks the shape.
-        unsafe { View::whole(memory.as_mut_ptr(), elements, dtype, device, shape).map(Self::exclusive) }
+        let view = unsafe { View::whole(memory.as_mut_ptr(), elements, dtype, device, shape) };
+        view.map(|view| Self::exclusive(View { stream, ..view }))
     }
     /// As [`View::of_strided`].
     pub fn of_strided<M: MemoryMut + ?Sized>(memory: &'a mut M, shape: &[usize], strides: &[usize]) -> Result<Self> {
         check_within(memory.elements(), shape, strides)?;
-        let (dtype, device) = (memory.dtype(), memory.device());
+        let (dtype, device, stream) = (memory.dtype(), memory.device(), memory.stream());
         // SAFETY: the borrow is exclusive; the shape stays in the memory.
-        unsafe { Self::from_raw(memory.as_mut_ptr(), dtype, device, shape, Some(strides)) }
+        let view = unsafe { View::from_raw(memory.as_mut_ptr(), dtype, device, shape, Some(strides)) };
+        view.map(|view| Self::exclusive(View { stream, ..view }))
     }
     /// As [`View::bf16`].
     pub fn bf16(bits: &'a mut [u16], shape: &[usize]) -> Result<Self> {
