@@ -6,10 +6,10 @@
                                 [--out bench/results]
 
 One case of each kernel, or with --every each case, of bench.py, lists.py and float8_operands.py is called for so many
-seconds, and what each call made is compared with what the first one did. Sums that take terms in the order of arrival
-are left out: dk and dv of lists, and dq of the fast backward of blocks, where no determinism was asked for. One JSON
-line for each case and pass goes to <out>/<gpu>_repeat.jsonl: `calls`, and how many of them differ. Status 1 if any
-does.
+seconds, and what each call made is compared with what the first one did. Gradients of which the
+plan's explain says, under "bits", that they differ are left out: dk and dv of lists, and dq of the fast backward of
+blocks, where no determinism was asked for. One JSON line for each case and pass goes to <out>/<gpu>_repeat.jsonl:
+`calls`, and how many of them differ. Status 1 if any does.
 """
 import fnmatch
 import json

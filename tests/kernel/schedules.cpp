@@ -136,7 +136,7 @@ TEST(portions_and_rounds_keep_to_the_truth_and_to_their_bits) {
     CHECK(in_portions > 20 && of_several > 0 && of_others > 0 && of_pieces > 10 && of_groups > 5);
 }
 
-// However many heads there are: panels and sums of rows for some of them; backward, dq of a group, in pieces of one head.
+// However many heads there are, scratch is that of a few: in backward dq of a group, and in pieces that of one head.
 TEST(long_contexts_take_little_for_many_heads) {
     constexpr int64_t seq = 131072, dim = 128, row_bytes = dim * int64_t(sizeof(float));
     for (const char* pattern : {"causal", "causal & (window(127,0) | strided(128))"})
