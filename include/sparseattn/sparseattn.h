@@ -167,7 +167,7 @@ typedef struct spattn_context_options {
     spattn_log_fn log;           /* NULL = silent, or stderr where the environment sets SPATTN_LOG=error|info|debug */
     void* log_user;
     spattn_enum log_level;       /* spattn_log_level; has an effect only with `log`; 0 = SPATTN_LOG_INFO */
-    int32_t cpu_threads;         /* 0 = all that this process may use; results never depend on it */
+    int32_t cpu_threads;         /* 0 = all that this process may use; at most 4096; results never depend on it */
     spattn_parallel_for_fn parallel_for; /* the host's own threads; NULL = ours */
     void* parallel_for_user;
     int64_t plan_cache; /* plans kept for equal (pattern, problem), least recently used out: 0 = 64, -1 = none */
@@ -312,8 +312,8 @@ SPATTN_API spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const 
                                             int64_t block_k, int64_t seq_q, int64_t seq_k, uint32_t flags,
                                             spattn_pattern** result);
 /* mask([values],sizes): row q sees the keys whose value is not 0. mask: [seq_q, seq_k], [heads, seq_q, seq_k] or
- * [batch, heads, seq_q, seq_k], bool or uint8, any strides. A batch or heads of 1 (also one that the mask lacks) serves
- * every batch entry or head of the extent; any other size must be the extent's. */
+ * [batch, heads, seq_q, seq_k], bool or uint8, any strides, none negative. A batch or heads of 1 (also one that the mask
+ * lacks) serves every batch entry or head of the extent; any other size must be the extent's. */
 SPATTN_API spattn_status spattn_pattern_mask(const spattn_tensor* mask, uint32_t flags, spattn_pattern** result);
 /* A mask [heads, seq_q, seq_k] sampled from a function: > 0 keeps, 0 does not, < 0 fails with SPATTN_E_CALLBACK. Called
  * on this thread, once for each pair, never after this call; heads * seq_q * seq_k at most 2^30. */
@@ -333,8 +333,8 @@ SPATTN_API spattn_status spattn_pattern_runtime_blocks(int64_t block_q, int64_t 
                                                        spattn_pattern** result);
 
 /* 4e. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head,
- * per_batch by batch entry (padding masks). Parts are retained. count >= 1; part_of_head: [heads], part_of_batch:
- * [batch], each in [0, count). per_head and per_batch need an extent of exactly that many heads or entries. */
+ * per_batch by batch entry (padding masks). Parts are retained. count: 1 .. 2^16; part_of_head: [heads], part_of_batch:
+ * [batch], 1 .. 2^20 entries in [0, count). Both need an extent of exactly that many heads or batch entries. */
 SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count,
                                               spattn_pattern** result);
 SPATTN_API spattn_status spattn_pattern_intersection(const spattn_pattern* const* parts, size_t count,
@@ -395,7 +395,7 @@ enum spattn_extent_flags { SPATTN_EXTENT_Q_OFFSET = 1 << 0 };
 typedef struct spattn_extent { /* the rectangle a question is asked on */
     uint32_t struct_size;
     uint32_t flags;       /* spattn_extent_flags */
-    int64_t batch, heads; /* 0 = 1 */
+    int64_t batch, heads; /* 0 = 1; at most 2^20 */
     int64_t seq_q, seq_k; /* >= 1, at most 2^31 - 1 */
     int64_t q_offset;     /* -2^40 .. 2^40, read only with SPATTN_EXTENT_Q_OFFSET; else seq_k - seq_q */
     int64_t block_q, block_k; /* unit of the block counts: 0 = 64, else 1..1024 */
@@ -426,7 +426,7 @@ SPATTN_API spattn_status spattn_pattern_stats(const spattn_pattern* pattern, con
 /* 1 where query row q of (batch, head) sees key k, else 0. */
 SPATTN_API spattn_status spattn_pattern_keeps(const spattn_pattern* pattern, const spattn_extent* extent, int64_t batch,
                                               int64_t head, int64_t q, int64_t k, int32_t* result);
-/* out: host tensor [batch, heads, seq_q, seq_k], bool or uint8, any strides: 1 where kept, else 0. */
+/* out: host tensor [batch, heads, seq_q, seq_k], bool or uint8, any strides, none negative: 1 where kept, else 0. */
 SPATTN_API spattn_status spattn_pattern_to_mask(const spattn_pattern* pattern, const spattn_extent* extent,
                                                 const spattn_tensor* out);
 /* coverage: host tensor [height, width], float32, of any size up to the extent's: the kept share, 0..1, of each cell.
@@ -510,8 +510,8 @@ enum spattn_plan_flags {
 typedef struct spattn_problem {
     uint32_t struct_size;
     uint32_t flags; /* spattn_plan_flags */
-    int64_t batch, heads_q, heads_kv;   /* batch >= 0 (with THD 1, or of a cache 1 and more), heads >= 1; heads_q a
-                                           multiple of heads_kv */
+    int64_t batch, heads_q, heads_kv;   /* batch 0 .. 2^20 (with THD 1, or of a cache 1 and more); heads 1 .. 2^16,
+                                           heads_q a multiple of heads_kv */
     int64_t seq_q, seq_k;               /* 0 .. 2^31 - 1 */
     int64_t head_dim, head_dim_v;       /* 1 .. 1024; head_dim_v 0 = head_dim */
     spattn_dtype dtype;                 /* of q, k, v, out and their gradients: float32, float16, float64
