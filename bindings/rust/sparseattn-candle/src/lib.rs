@@ -2,18 +2,24 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::backend::BackendStorage;
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
+use candle_core::{CpuStorage, CustomOp3, DType, DeviceLocation, Layout, Result, Shape, StorageRef, Tensor};
 use sparseattn::{
-    Axes, Context, Device, Dtype, Gradients, Memory, MemoryMut, Pattern, Plan, Problem, Saved, View, ViewMut,
+    Axes, Context, ContextOptions, Device, Dtype, Error, ErrorKind, Memory, MemoryMut, Pattern, Plan, Problem, View,
+    ViewMut,
 };
-use std::ffi::c_void;
-use std::ops::{Deref, DerefMut};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod gpu;
 
 /// Attention under a pattern. It keeps plans for the shapes that it has seen.
 #[derive(Clone)]
 pub struct Attention {
-    context: Context,
+    contexts: Arc<Mutex<Vec<(Device, Context)>>>, // of the devices that it has met
     pattern: Pattern,
     axes: Axes,
     scale: Option<f64>,
@@ -21,11 +27,10 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// On the CPU; axes as candle's models have them, [`Axes::Bhsd`].
+    /// Axes as candle's models have them, [`Axes::Bhsd`].
     pub fn new(pattern: Pattern) -> Result<Self> {
         pattern.check().map_err(wrap)?;
-        let context = Context::cpu().map_err(wrap)?;
-        Ok(Attention { context, pattern, axes: Axes::Bhsd, scale: None, softcap: 0.0 })
+        Ok(Attention { contexts: Arc::default(), pattern, axes: Axes::Bhsd, scale: None, softcap: 0.0 })
     }
     /// The order of the axes of all operands; `Axes::Thd` has no batch.
     pub fn axes(mut self, axes: Axes) -> Self {
@@ -44,8 +49,8 @@ impl Attention {
     }
 
     /// `q` is `[batch, heads_q, seq_q, head_dim]`, `k` and `v` are `[batch, heads_kv, seq_k, head_dim]` (of `v`,
-    /// `head_dim` may differ), with any strides, of f32, f64, f16 or bf16. The result is as `q`, with the `head_dim` of
-    /// `v`; gradients reach all three.
+    /// `head_dim` may differ), with any strides, of f32, f64, f16 or bf16, on one device. The result is as `q`, with the
+    /// `head_dim` of `v`; gradients reach all three. On a GPU it is enqueued on candle's stream.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         let [(batch, heads_q, seq_q, head_dim), (_, heads_kv, seq_k, _), (_, _, _, head_dim_v)] =
             [self.sizes(q)?, self.sizes(k)?, self.sizes(v)?];
@@ -60,9 +65,28 @@ impl Attention {
         if let Some(scale) = self.scale {
             problem = problem.scale(scale);
         }
-        let plan = self.context.plan(&self.pattern, &problem).map_err(wrap)?;
+        let plan = self.plan(q.device(), &problem).map_err(wrap)?;
         let lse_shape = if self.axes == Axes::Thd { vec![heads_q, seq_q] } else { vec![batch, heads_q, seq_q] };
-        q.apply_op3(k, v, Pass { plan, head_dim_v, lse_shape, lse: OnceLock::new() })
+        q.apply_op3(k, v, Pass { plan, head_dim_v, lse_shape: lse_shape.into(), lse: OnceLock::new() })
+    }
+
+    fn plan(&self, device: &candle_core::Device, problem: &Problem) -> sparseattn::Result<Plan> {
+        let context = self.context(device_of(device)?)?;
+        match device {
+            #[cfg(feature = "cuda")]
+            candle_core::Device::Cuda(device) => context.plan_on(&self.pattern, problem, &gpu::stream_of(device)?),
+            _ => context.plan(&self.pattern, problem),
+        }
+    }
+
+    fn context(&self, device: Device) -> sparseattn::Result<Context> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, context)) = contexts.iter().find(|(of, _)| *of == device) {
+            return Ok(context.clone());
+        }
+        let context = Context::with(ContextOptions::new().device(device))?;
+        contexts.push((device, context.clone()));
+        Ok(context)
     }
 
     /// Batch, heads, tokens, head_dim.
@@ -79,8 +103,19 @@ fn wrap(error: sparseattn::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }
 
+fn device_of(device: &candle_core::Device) -> sparseattn::Result<Device> {
+    let refused = |text| Err(Error::new(ErrorKind::Device, "q", format!("lies on a {text}")));
+    match device.location() {
+        DeviceLocation::Cpu => Ok(Device::Cpu),
+        #[cfg(feature = "cuda")]
+        DeviceLocation::Cuda { gpu_id } => Ok(Device::Cuda(gpu_id as i32)),
+        #[cfg(not(feature = "cuda"))]
+        DeviceLocation::Cuda { .. } => refused("GPU; accepted: the CPU, and GPUs where the feature `cuda` is on"),
+        DeviceLocation::Metal { .. } => refused("Metal device; accepted: the CPU, and NVIDIA GPUs"),
+    }
+}
+
 fn dtype_of(tensor: &Tensor) -> Result<Dtype> {
-    use candle_core::DType;
     match tensor.dtype() {
         DType::F32 => Ok(Dtype::F32),
         DType::F64 => Ok(Dtype::F64),
@@ -90,113 +125,60 @@ fn dtype_of(tensor: &Tensor) -> Result<Dtype> {
     }
 }
 
-/// A number that tensors of operands may have.
-trait Number: WithDType {
-    const CALLED: Dtype;
-}
-impl Number for f32 {
-    const CALLED: Dtype = Dtype::F32;
-}
-impl Number for f64 {
-    const CALLED: Dtype = Dtype::F64;
-}
-impl Number for half::f16 {
-    const CALLED: Dtype = Dtype::F16;
-}
-impl Number for half::bf16 {
-    const CALLED: Dtype = Dtype::BF16;
-}
-
-/// Numbers of a tensor, from its first one on, or those of a result.
-struct Numbers<C>(C);
-
-// SAFETY: slices and vectors are what the trait describes.
-unsafe impl<T: Number, C: Deref<Target = [T]>> Memory for Numbers<C> {
-    fn as_ptr(&self) -> *const c_void {
-        self.0.deref().as_ptr().cast()
-    }
-    fn elements(&self) -> usize {
-        self.0.len()
-    }
-    fn dtype(&self) -> Dtype {
-        T::CALLED
-    }
-    fn device(&self) -> Device {
-        Device::Cpu
-    }
-}
-// SAFETY: as above.
-unsafe impl<T: Number, C: DerefMut<Target = [T]>> MemoryMut for Numbers<C> {
-    fn as_mut_ptr(&mut self) -> *mut c_void {
-        self.0.deref_mut().as_mut_ptr().cast()
-    }
-}
-
-impl<'a, T: Number> Numbers<&'a [T]> {
-    fn of((storage, layout): Operand<'a>) -> Result<Self> {
-        let all = storage.as_slice::<T>()?;
-        Ok(Numbers(all.get(layout.start_offset()..).unwrap_or_default()))
-    }
-    fn view(&self, layout: &Layout) -> Result<View<'_>> {
-        View::of_strided(self, layout.dims(), layout.stride()).map_err(wrap)
-    }
-}
-
-impl<T: Number> Numbers<Vec<T>> {
-    fn zeros(shape: &Shape) -> Self {
-        Numbers(vec![T::zero(); shape.elem_count()])
-    }
-    fn view_mut(&mut self, shape: &Shape) -> Result<ViewMut<'_>> {
-        ViewMut::of(self, shape.dims()).map_err(wrap)
-    }
-    fn tensor(self, shape: &Shape) -> Result<Tensor> {
-        Tensor::from_vec(self.0, shape, &candle_core::Device::Cpu)
-    }
-}
-
 /// One call, as candle keeps it for the gradient.
 struct Pass {
     plan: Plan,
     head_dim_v: usize,
-    lse_shape: Vec<usize>,
-    lse: OnceLock<Vec<f32>>,
+    lse_shape: Shape,
+    lse: OnceLock<Tensor>,
 }
 
-type Operand<'a> = (&'a CpuStorage, &'a Layout);
-
 impl Pass {
-    fn forward<T: Number>(&self, [q, k, v]: [Operand; 3]) -> Result<(CpuStorage, Shape)> {
-        let mut shape = q.1.dims().to_vec();
-        *shape.last_mut().expect("sizes has seen axes") = self.head_dim_v;
-        let shape = Shape::from(shape);
-        let mut out = Numbers::<Vec<T>>::zeros(&shape);
-        let mut lse = vec![0f32; self.lse_shape.iter().product()];
-        let numbers = [Numbers::<&[T]>::of(q)?, Numbers::of(k)?, Numbers::of(v)?];
-        let (q, k, v) = (numbers[0].view(q.1)?, numbers[1].view(k.1)?, numbers[2].view(v.1)?);
-        let lse_view = ViewMut::new(&mut lse, &self.lse_shape).map_err(wrap)?;
-        self.plan.forward(q, k, v, out.view_mut(&shape)?).lse(lse_view).run().map_err(wrap)?;
+    /// The shape of out.
+    fn shape(&self, q: &Layout) -> Shape {
+        let mut dims = q.dims().to_vec();
+        *dims.last_mut().expect("sizes has seen axes") = self.head_dim_v;
+        dims.into()
+    }
+    fn keep(&self, lse: Tensor) {
         let _ = self.lse.set(lse); // a second run of the same call would write the same
-        Ok((T::to_cpu_storage_owned(out.0), shape))
     }
+}
 
-    fn backward<T: Number>(&self, [q, k, v, out, dout]: [Operand; 5]) -> Result<[Tensor; 3]> {
-        let lse = self.lse.get().ok_or_else(|| candle_core::Error::msg("sparseattn: backward without forward"))?;
-        let shapes = [q, k, v].map(|(_, layout)| layout.shape());
-        let [mut dq, mut dk, mut dv] = shapes.map(Numbers::<Vec<T>>::zeros);
-        let of = Numbers::<&[T]>::of;
-        let numbers = [of(q)?, of(k)?, of(v)?, of(out)?, of(dout)?];
-        let saved = Saved {
-            q: numbers[0].view(q.1)?,
-            k: numbers[1].view(k.1)?,
-            v: Some(numbers[2].view(v.1)?),
-            out: numbers[3].view(out.1)?,
-            lse: View::new(lse, &self.lse_shape).map_err(wrap)?,
-        };
-        let gradients =
-            Gradients { dq: dq.view_mut(shapes[0])?, dk: dk.view_mut(shapes[1])?, dv: Some(dv.view_mut(shapes[2])?) };
-        self.plan.backward(saved, numbers[4].view(dout.1)?, gradients).run().map_err(wrap)?;
-        Ok([dq.tensor(shapes[0])?, dk.tensor(shapes[1])?, dv.tensor(shapes[2])?])
+fn view<'a>(memory: &'a impl Memory, layout: &Layout) -> Result<View<'a>> {
+    View::of_strided(memory, layout.dims(), layout.stride()).map_err(wrap)
+}
+
+fn view_mut<'a>(memory: &'a mut impl MemoryMut, shape: &Shape) -> Result<ViewMut<'a>> {
+    let layout = Layout::contiguous(shape);
+    ViewMut::of_strided(memory, layout.dims(), layout.stride()).map_err(wrap)
+}
+
+/// A tensor that candle lends.
+type Lent<'a> = (StorageRef<'a>, &'a Layout);
+
+/// Those of one pass, as a module takes them, if `of` says that they are on its device.
+fn all_on<'a, S, const N: usize>(
+    lent: &'a [Lent; N],
+    of: impl Fn(&'a candle_core::Storage) -> Option<&'a S>,
+) -> Result<[(&'a S, &'a Layout); N]> {
+    let found: Option<Vec<_>> = lent.iter().map(|(storage, layout)| Some((of(storage)?, *layout))).collect();
+    match found.map(TryInto::try_into) {
+        Some(Ok(found)) => Ok(found),
+        _ => candle_core::bail!("sparseattn: operands of backward are not on one device"),
     }
+}
+
+/// A module's function for elements that `dtype_of` has accepted.
+macro_rules! for_dtype {
+    ($dtype:expr, $module:ident::$function:ident($($argument:expr),*)) => {
+        match $dtype {
+            DType::F32 => $module::$function::<f32>($($argument),*),
+            DType::F64 => $module::$function::<f64>($($argument),*),
+            DType::F16 => $module::$function::<half::f16>($($argument),*),
+            _ => $module::$function::<half::bf16>($($argument),*),
+        }
+    };
 }
 
 impl CustomOp3 for Pass {
@@ -213,13 +195,20 @@ impl CustomOp3 for Pass {
         v: &CpuStorage,
         v_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let operands = [(q, q_layout), (k, k_layout), (v, v_layout)];
-        match q {
-            CpuStorage::F32(_) => self.forward::<f32>(operands),
-            CpuStorage::F64(_) => self.forward::<f64>(operands),
-            CpuStorage::F16(_) => self.forward::<half::f16>(operands),
-            _ => self.forward::<half::bf16>(operands), // dtype_of has refused the others
-        }
+        for_dtype!(q.dtype(), cpu::forward(self, [(q, q_layout), (k, k_layout), (v, v_layout)]))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        q: &CudaStorage,
+        q_layout: &Layout,
+        k: &CudaStorage,
+        k_layout: &Layout,
+        v: &CudaStorage,
+        v_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        for_dtype!(q.dtype(), gpu::forward(self, [(q, q_layout), (k, k_layout), (v, v_layout)]))
     }
 
     fn bwd(
@@ -230,20 +219,12 @@ impl CustomOp3 for Pass {
         out: &Tensor,
         dout: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let locked = [q, k, v, out, dout].map(Tensor::storage_and_layout);
-        let mut operands = Vec::with_capacity(5);
-        for (storage, layout) in &locked {
-            match &**storage {
-                Storage::Cpu(storage) => operands.push((storage, *layout)),
-                _ => candle_core::bail!("sparseattn: an operand of backward is not on the CPU"),
-            }
-        }
-        let operands: [Operand; 5] = operands.try_into().expect("five were locked");
-        let [dq, dk, dv] = match operands[0].0 {
-            CpuStorage::F32(_) => self.backward::<f32>(operands),
-            CpuStorage::F64(_) => self.backward::<f64>(operands),
-            CpuStorage::F16(_) => self.backward::<half::f16>(operands),
-            _ => self.backward::<half::bf16>(operands),
+        let lse = self.lse.get().ok_or_else(|| candle_core::Error::msg("sparseattn: backward without forward"))?;
+        let lent = [q, k, v, out, dout, lse].map(Tensor::storage_and_layout);
+        let [dq, dk, dv] = match q.device() {
+            #[cfg(feature = "cuda")]
+            candle_core::Device::Cuda(_) => for_dtype!(q.dtype(), gpu::backward(self, &lent)),
+            _ => for_dtype!(q.dtype(), cpu::backward(self, &lent)),
         }?;
         Ok((Some(dq), Some(dk), Some(dv)))
     }
