@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 //! Passes on the CPU, in candle's vectors.
-use crate::{all_on, view, view_mut, wrap, Lent, Pass};
+use crate::{
+    another_dtype, elsewhere, lend, no_integers, on_cache, view, view_mut, whole, wrap, Appending, Lent, Pass,
+};
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
 use sparseattn::{Dtype, Gradients, Memory, MemoryMut, Saved};
 use std::ffi::c_void;
@@ -11,19 +14,24 @@ type Operand<'a> = (&'a CpuStorage, &'a Layout);
 /// A number that tensors of operands may have.
 pub(crate) trait Number: WithDType {
     const CALLED: Dtype;
+    /// All that a storage has of these.
+    fn all_mut(storage: &mut CpuStorage) -> Option<&mut [Self]>;
 }
-impl Number for f32 {
-    const CALLED: Dtype = Dtype::F32;
+
+macro_rules! numbers {
+    ($($type:ty: $called:ident,)*) => { $(
+        impl Number for $type {
+            const CALLED: Dtype = Dtype::$called;
+            fn all_mut(storage: &mut CpuStorage) -> Option<&mut [Self]> {
+                match storage {
+                    CpuStorage::$called(all) => Some(all),
+                    _ => None,
+                }
+            }
+        }
+    )* };
 }
-impl Number for f64 {
-    const CALLED: Dtype = Dtype::F64;
-}
-impl Number for half::f16 {
-    const CALLED: Dtype = Dtype::F16;
-}
-impl Number for half::bf16 {
-    const CALLED: Dtype = Dtype::BF16;
-}
+numbers! { f32: F32, f64: F64, half::f16: F16, half::bf16: BF16, i32: I32, i64: I64, }
 
 /// Numbers of a tensor, from its first one on, or those of a result.
 struct Numbers<C>(C);
@@ -57,6 +65,21 @@ impl<'a, T: Number> Numbers<&'a [T]> {
     }
 }
 
+fn operand<'a>((storage, layout): &'a Lent) -> Result<Operand<'a>> {
+    match &**storage {
+        Storage::Cpu(storage) => Ok((storage, layout)),
+        _ => Err(elsewhere()),
+    }
+}
+
+fn integers<'a>((storage, layout): Operand<'a>) -> Result<Box<dyn Memory + 'a>> {
+    match storage {
+        CpuStorage::I32(_) => Ok(Box::new(Numbers::<&[i32]>::of((storage, layout))?)),
+        CpuStorage::I64(_) => Ok(Box::new(Numbers::<&[i64]>::of((storage, layout))?)),
+        _ => Err(no_integers(storage.dtype())),
+    }
+}
+
 impl<T: Number> Numbers<Vec<T>> {
     fn zeros(shape: &Shape) -> Self {
         Numbers(vec![T::zero(); shape.elem_count()])
@@ -70,20 +93,20 @@ pub(crate) fn forward<T: Number>(pass: &Pass, [q, k, v]: [Operand; 3]) -> Result
     let shape = pass.shape(q.1);
     let (mut out, mut lse) = (Numbers::<Vec<T>>::zeros(&shape), Numbers::<Vec<f32>>::zeros(&pass.lse_shape));
     let numbers = [Numbers::<&[T]>::of(q)?, Numbers::of(k)?, Numbers::of(v)?];
+    let lent = lend(&pass.place);
+    let place = lent.iter().map(|lent| integers(operand(lent)?)).collect::<Result<Vec<_>>>()?;
+    let place = place.iter().zip(&lent).map(|(numbers, (_, layout))| view(&**numbers, layout));
     let (q, k, v) = (view(&numbers[0], q.1)?, view(&numbers[1], k.1)?, view(&numbers[2], v.1)?);
-    let lse_view = view_mut(&mut lse, &pass.lse_shape)?;
-    pass.plan.forward(q, k, v, view_mut(&mut out, &shape)?).lse(lse_view).run().map_err(wrap)?;
+    let call = pass.plan.forward(q, k, v, whole(&mut out, &shape)?).lse(whole(&mut lse, &pass.lse_shape)?);
+    on_cache(call, &place.collect::<Result<Vec<_>>>()?).run().map_err(wrap)?;
     pass.keep(lse.tensor(&pass.lse_shape)?);
     Ok((T::to_cpu_storage_owned(out.0), shape))
 }
 
 /// dq, dk and dv of q, k, v, out, dout and lse.
 pub(crate) fn backward<T: Number>(pass: &Pass, lent: &[Lent; 6]) -> Result<[Tensor; 3]> {
-    let operands = all_on(lent, |storage| match storage {
-        Storage::Cpu(storage) => Some(storage),
-        _ => None,
-    })?;
-    let [q, k, v, out, dout, lse] = operands;
+    let of = |i: usize| operand(&lent[i]);
+    let (q, k, v, out, dout, lse) = (of(0)?, of(1)?, of(2)?, of(3)?, of(4)?, of(5)?);
     let shapes = [q, k, v].map(|(_, layout)| layout.shape());
     let [mut dq, mut dk, mut dv] = shapes.map(Numbers::<Vec<T>>::zeros);
     let of = Numbers::<&[T]>::of;
@@ -96,10 +119,29 @@ pub(crate) fn backward<T: Number>(pass: &Pass, lent: &[Lent; 6]) -> Result<[Tens
         lse: view(&lse_numbers, lse.1)?,
     };
     let gradients = Gradients {
-        dq: view_mut(&mut dq, shapes[0])?,
-        dk: view_mut(&mut dk, shapes[1])?,
-        dv: Some(view_mut(&mut dv, shapes[2])?),
+        dq: whole(&mut dq, shapes[0])?,
+        dk: whole(&mut dk, shapes[1])?,
+        dv: Some(whole(&mut dv, shapes[2])?),
     };
     pass.plan.backward(saved, view(&numbers[4], dout.1)?, gradients).run().map_err(wrap)?;
     Ok([dq.tensor(shapes[0])?, dk.tensor(shapes[1])?, dv.tensor(shapes[2])?])
+}
+
+pub(crate) fn append<T: Number>(
+    call: &Appending,
+    (cache, layout): (&mut CpuStorage, &Layout),
+    [new, starts]: [Operand; 2],
+) -> Result<()> {
+    let dtype = cache.dtype();
+    let all = T::all_mut(cache).ok_or_else(|| another_dtype(dtype))?;
+    let mut cache = Numbers(all.get_mut(layout.start_offset()..).unwrap_or_default());
+    let (rows, start_numbers) = (Numbers::<&[T]>::of(new)?, integers(starts)?);
+    let lent = lend(&call.page_table);
+    let table = lent.iter().map(|lent| integers(operand(lent)?)).collect::<Result<Vec<_>>>()?;
+    let (rows, starts) = (view(&rows, new.1)?, view(&*start_numbers, starts.1)?);
+    let mut append = call.context.append(&call.problem, (rows, None), (view_mut(&mut cache, layout)?, None), starts);
+    for (numbers, (_, layout)) in table.iter().zip(&lent) {
+        append = append.page_table(view(&**numbers, layout)?);
+    }
+    append.run().map_err(wrap)
 }

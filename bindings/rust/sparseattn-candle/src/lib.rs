@@ -5,10 +5,12 @@
 use candle_core::backend::BackendStorage;
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
-use candle_core::{CpuStorage, CustomOp3, DType, DeviceLocation, Layout, Result, Shape, StorageRef, Tensor};
+use candle_core::{
+    CpuStorage, CustomOp3, DType, DeviceLocation, InplaceOp3, Layout, Result, Shape, StorageRef, Tensor,
+};
 use sparseattn::{
-    Axes, Context, ContextOptions, Device, Dtype, Error, ErrorKind, Memory, MemoryMut, Pattern, Plan, Problem, View,
-    ViewMut,
+    Axes, Context, ContextOptions, Device, Dtype, Error, ErrorKind, Forward, Memory, MemoryMut, Pattern, Plan, Problem,
+    View, ViewMut,
 };
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -67,7 +69,58 @@ impl Attention {
         }
         let plan = self.plan(q.device(), &problem).map_err(wrap)?;
         let lse_shape = if self.axes == Axes::Thd { vec![heads_q, seq_q] } else { vec![batch, heads_q, seq_q] };
-        q.apply_op3(k, v, Pass { plan, head_dim_v, lse_shape: lse_shape.into(), lse: OnceLock::new() })
+        let place = Vec::new();
+        q.apply_op3(k, v, Pass { plan, head_dim_v, lse_shape: lse_shape.into(), lse: OnceLock::new(), place })
+    }
+
+    /// New tokens on a cache, forward alone: row `i` of `q`, `[batch, heads_q, new, head_dim]`, is token `starts[b] + i`
+    /// of its sequence, and sees of that and the tokens before what the pattern keeps. `k` and `v` have room for all tokens of
+    /// a sequence, `[batch, heads_kv, capacity, head_dim]`; with a `page_table`, `[batch, capacity / page_size]`, they are
+    /// pages, `[pages, heads_kv, page_size, head_dim]`. `starts` is `[batch]`, both of i32 or i64. One plan serves all
+    /// calls of so many new tokens. Not with [`Axes::Thd`].
+    pub fn decode(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        starts: &Tensor,
+        page_table: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let problem = self.cache_problem(q, k, page_table)?;
+        let ((batch, heads_q, new, _), (.., head_dim_v)) = (self.sizes(q)?, self.sizes(v)?);
+        let mut problem = problem.head_dim_v(head_dim_v).softcap(self.softcap);
+        if let Some(scale) = self.scale {
+            problem = problem.scale(scale);
+        }
+        let plan = self.plan(q.device(), &problem).map_err(wrap)?;
+        let place = [Some(starts), page_table].into_iter().flatten().cloned().collect();
+        let lse_shape = (batch, heads_q, new).into();
+        q.apply_op3(k, v, Pass { plan, head_dim_v, lse_shape, lse: OnceLock::new(), place })
+    }
+
+    /// Writes keys or values of new tokens, `[batch, heads_kv, new, head_dim]`, to a cache of [`Attention::decode`], in
+    /// place: row `i` becomes token `starts[b] + i`.
+    pub fn append(&self, new: &Tensor, cache: &Tensor, starts: &Tensor, page_table: Option<&Tensor>) -> Result<()> {
+        let problem = self.cache_problem(new, cache, page_table)?.value_in_key(true); // one tensor is written
+        let context = self.context(device_of(new.device()).map_err(wrap)?).map_err(wrap)?;
+        cache.inplace_op3(
+            new,
+            starts,
+            &Appending { context, problem, page_table: page_table.into_iter().cloned().collect() },
+        )
+    }
+
+    fn cache_problem(&self, rows: &Tensor, cache: &Tensor, page_table: Option<&Tensor>) -> Result<Problem> {
+        if self.axes == Axes::Thd {
+            candle_core::bail!("sparseattn: axes are Thd; accepted with a cache: Bhsd, Bshd");
+        }
+        let ((batch, heads, new, head_dim), (_, heads_kv, tokens, _)) = (self.sizes(rows)?, self.sizes(cache)?);
+        let problem = Problem::new(batch, heads, new, head_dim).heads_kv(heads_kv).dtype(dtype_of(rows)?);
+        let problem = problem.axes(self.axes).starts(true);
+        Ok(match page_table {
+            Some(table) => problem.seq_k(table.dims2()?.1 * tokens).page_size(tokens),
+            None => problem.seq_k(tokens),
+        })
     }
 
     fn plan(&self, device: &candle_core::Device, problem: &Problem) -> sparseattn::Result<Plan> {
@@ -125,12 +178,28 @@ fn dtype_of(tensor: &Tensor) -> Result<Dtype> {
     }
 }
 
+fn lend(tensors: &[Tensor]) -> Vec<Lent<'_>> {
+    tensors.iter().map(Tensor::storage_and_layout).collect()
+}
+
+/// Brings a call to where its cache is.
+fn on_cache<'a>(mut call: Forward<'a>, place: &[View<'a>]) -> Forward<'a> {
+    if let Some(starts) = place.first() {
+        call = call.starts(*starts);
+    }
+    if let Some(page_table) = place.get(1) {
+        call = call.page_table(*page_table);
+    }
+    call
+}
+
 /// One call, as candle keeps it for the gradient.
 struct Pass {
     plan: Plan,
     head_dim_v: usize,
     lse_shape: Shape,
     lse: OnceLock<Tensor>,
+    place: Vec<Tensor>, // of a call on a cache, which has no gradient: starts, and a page table where there is one
 }
 
 impl Pass {
@@ -145,29 +214,33 @@ impl Pass {
     }
 }
 
-fn view<'a>(memory: &'a impl Memory, layout: &Layout) -> Result<View<'a>> {
+fn view<'a>(memory: &'a (impl Memory + ?Sized), layout: &Layout) -> Result<View<'a>> {
     View::of_strided(memory, layout.dims(), layout.stride()).map_err(wrap)
 }
 
-fn view_mut<'a>(memory: &'a mut impl MemoryMut, shape: &Shape) -> Result<ViewMut<'a>> {
-    let layout = Layout::contiguous(shape);
+fn view_mut<'a>(memory: &'a mut impl MemoryMut, layout: &Layout) -> Result<ViewMut<'a>> {
     ViewMut::of_strided(memory, layout.dims(), layout.stride()).map_err(wrap)
+}
+
+/// Of a result: all of its memory, row-major.
+fn whole<'a>(memory: &'a mut impl MemoryMut, shape: &Shape) -> Result<ViewMut<'a>> {
+    view_mut(memory, &Layout::contiguous(shape))
+}
+
+fn elsewhere() -> candle_core::Error {
+    candle_core::Error::msg("sparseattn: an operand lies on another device than q")
+}
+
+fn another_dtype(of_cache: DType) -> candle_core::Error {
+    candle_core::Error::msg(format!("sparseattn: the cache is of {of_cache:?}; accepted: the dtype of new rows"))
+}
+
+fn no_integers(dtype: DType) -> candle_core::Error {
+    candle_core::Error::msg(format!("sparseattn: starts or page_table are of {dtype:?}; accepted: I32, I64"))
 }
 
 /// A tensor that candle lends.
 type Lent<'a> = (StorageRef<'a>, &'a Layout);
-
-/// Those of one pass, as a module takes them, if `of` says that they are on its device.
-fn all_on<'a, S, const N: usize>(
-    lent: &'a [Lent; N],
-    of: impl Fn(&'a candle_core::Storage) -> Option<&'a S>,
-) -> Result<[(&'a S, &'a Layout); N]> {
-    let found: Option<Vec<_>> = lent.iter().map(|(storage, layout)| Some((of(storage)?, *layout))).collect();
-    match found.map(TryInto::try_into) {
-        Some(Ok(found)) => Ok(found),
-        _ => candle_core::bail!("sparseattn: operands of backward are not on one device"),
-    }
-}
 
 /// A module's function for elements that `dtype_of` has accepted.
 macro_rules! for_dtype {
@@ -219,6 +292,9 @@ impl CustomOp3 for Pass {
         out: &Tensor,
         dout: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        if !self.place.is_empty() {
+            return Err(candle_core::Error::BackwardNotSupported { op: "sparseattn's decode" });
+        }
         let lse = self.lse.get().ok_or_else(|| candle_core::Error::msg("sparseattn: backward without forward"))?;
         let lent = [q, k, v, out, dout, lse].map(Tensor::storage_and_layout);
         let [dq, dk, dv] = match q.device() {
@@ -227,5 +303,45 @@ impl CustomOp3 for Pass {
             _ => for_dtype!(q.dtype(), cpu::backward(self, &lent)),
         }?;
         Ok((Some(dq), Some(dk), Some(dv)))
+    }
+}
+
+/// Rows that a call writes to a cache.
+struct Appending {
+    context: Context,
+    problem: Problem,
+    page_table: Vec<Tensor>, // one or none
+}
+
+impl InplaceOp3 for Appending {
+    fn name(&self) -> &'static str {
+        "sparseattn's append"
+    }
+
+    fn cpu_fwd(
+        &self,
+        cache: &mut CpuStorage,
+        cache_layout: &Layout,
+        new: &CpuStorage,
+        new_layout: &Layout,
+        starts: &CpuStorage,
+        starts_layout: &Layout,
+    ) -> Result<()> {
+        let (cache, rows) = ((cache, cache_layout), [(new, new_layout), (starts, starts_layout)]);
+        for_dtype!(new.dtype(), cpu::append(self, cache, rows))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        cache: &mut CudaStorage,
+        cache_layout: &Layout,
+        new: &CudaStorage,
+        new_layout: &Layout,
+        starts: &CudaStorage,
+        starts_layout: &Layout,
+    ) -> Result<()> {
+        let (cache, rows) = ((cache, cache_layout), [(new, new_layout), (starts, starts_layout)]);
+        for_dtype!(new.dtype(), gpu::append(self, cache, rows))
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 //! A GPU against the CPU. Where there is no GPU, each test says so and passes.
 #![cfg(feature = "cuda")]
+mod common;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use sparseattn::*;
 use sparseattn_candle::Attention;
@@ -87,6 +88,24 @@ fn parts_of_tensors_in_other_axes() -> Result<()> {
         let ([out, gradient], expected) = (run(&gpu, axes)?, run(&Device::Cpu, axes)?);
         demand_near("out", &out, &expected[0], 2e-2)?;
         demand_near("the gradient", &gradient, &expected[1], 2e-2)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn decoding_on_a_cache() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 2e-2)] {
+        let operands = [(2, 4, 100, 64), (2, 2, 100, 64), (2, 2, 100, 64)].map(|dims| random(dims, dtype));
+        let attention = Attention::new(local())?;
+        let whole = attention.forward(&operands[0], &operands[1], &operands[2])?;
+        let operands = operands.map(|x| x.to_device(&gpu).unwrap());
+        for axes in [Axes::Bhsd, Axes::Bshd] {
+            for paged in [false, true] {
+                let out = common::decode(attention.clone(), &operands, &gpu, axes, paged)?;
+                demand_near("out", &out, &whole, tolerance)?;
+            }
+        }
     }
     Ok(())
 }
