@@ -14,8 +14,9 @@ import pytest
 from crates import (CRATES, OLDEST, SYSTEM, WORKSPACE, demand_crate, demand_dependencies, demand_tests, demand_toolchain, run,
                     skip_what_says_so, succeeds)
 
-# Each with its oldest Rust, which other people's crates decide.
-WITH_OTHER_PEOPLES = {"sparseattn-half": "1.81", "sparseattn-ndarray": "1.81", "sparseattn-cudarc": "1.88"}
+# Each with its oldest Rust, which other people's crates decide, and the features that its tests need.
+WITH_OTHER_PEOPLES = {"sparseattn-half": ("1.81", SYSTEM), "sparseattn-ndarray": ("1.81", SYSTEM),
+                      "sparseattn-cudarc": ("1.88", [*SYSTEM, "--features", "cuda-12080"])}
 MANIFESTS = [CRATES, *(CRATES / crate for crate in (*WITH_OTHER_PEOPLES, "sparseattn-candle"))]
 
 
@@ -107,8 +108,8 @@ def test_stranger_with_the_python_package(cargo, stranger):
 
 @pytest.mark.parametrize("crate", WITH_OTHER_PEOPLES)
 def test_crates_with_other_peoples(cargo, crate):
-    folder = demand_crate(crate)
-    output = cargo("test", *SYSTEM, "--", "--nocapture", cwd=folder)
+    _, features = WITH_OTHER_PEOPLES[crate]
+    output = cargo("test", *features, "--", "--nocapture", cwd=demand_crate(crate))
     demand_tests(output, 1)
     skip_what_says_so(output)
 
@@ -152,8 +153,8 @@ def test_style(cargo):
     for folder in MANIFESTS:
         cargo("fmt", "--check", cwd=folder)
     cargo("clippy", "--all-targets", *WORKSPACE, "--", "-D", "warnings")
-    for crate in WITH_OTHER_PEOPLES:
-        cargo("clippy", "--all-targets", *SYSTEM, "--", "-D", "warnings", cwd=demand_crate(crate))
+    for crate, (_, features) in WITH_OTHER_PEOPLES.items():
+        cargo("clippy", "--all-targets", *features, "--", "-D", "warnings", cwd=demand_crate(crate))
 
 
 def test_miri(cargo, build):
@@ -166,9 +167,10 @@ def test_miri(cargo, build):
     demand_tests(output, 5)
 
 
-@pytest.mark.parametrize("crate, oldest", [(None, OLDEST), *WITH_OTHER_PEOPLES.items()])
-def test_oldest_version(cargo, build, crate, oldest):
+@pytest.mark.parametrize("crate", [None, *WITH_OTHER_PEOPLES])
+def test_oldest_version(cargo, build, crate):
+    oldest, features = WITH_OTHER_PEOPLES[crate] if crate else (OLDEST, WORKSPACE)
     toolchain = demand_toolchain(f"{oldest}.0")
     folder = demand_dependencies(crate) if crate else CRATES
-    cargo(toolchain, "check", "--all-targets", *(SYSTEM if crate else WORKSPACE), cwd=folder,
+    cargo(toolchain, "check", "--all-targets", *features, cwd=folder,
           CARGO_TARGET_DIR=str(build.parent / f"rust-{oldest}"))

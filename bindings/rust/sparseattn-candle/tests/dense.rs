@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 //! Against dense attention with a mask, which candle differentiates itself.
+mod common;
 use candle_core::{DType, Device, Result, Tensor, Var};
 use sparseattn::*;
 use sparseattn_candle::Attention;
@@ -109,6 +110,47 @@ fn every_dtype() -> Result<()> {
         demand_near(&out.to_dtype(DType::F64)?, &truth, tolerance);
         assert_eq!(out.sum_all()?.backward()?.get(&x).unwrap().dtype(), dtype);
     }
+    Ok(())
+}
+
+#[test]
+fn decoding_on_a_cache() -> Result<()> {
+    open();
+    let operands = [(2, 4, SEQ, 8), (2, 2, SEQ, 8), (2, 2, SEQ, 5)].map(|dims| random(dims).as_detached_tensor());
+    let attention = Attention::new(local())?.softcap(3.0).scale(0.5);
+    let whole = attention.forward(&operands[0], &operands[1], &operands[2])?;
+    for axes in [Axes::Bhsd, Axes::Bshd] {
+        for paged in [false, true] {
+            let out = common::decode(attention.clone(), &operands, &Device::Cpu, axes, paged)?;
+            demand_near(&out, &whole, 1e-9);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn wrong_calls_on_a_cache_are_errors() -> Result<()> {
+    open();
+    let attention = Attention::new(local())?;
+    let (q, cache) = (random((2, 2, 3, 8)), random((2, 2, SEQ, 8)));
+    let starts = Tensor::new(&[0i64, 5], &Device::Cpu)?;
+    let text = |result: Result<Tensor>| result.err().unwrap().to_string();
+    let out = attention.decode(&q, &cache, &cache, &starts, None)?;
+    assert!(text(out.sum_all()?.backward().map(|_| out.clone())).contains("decode"));
+    let decode = |attention: &Attention, q: &Tensor, starts: &Tensor, table: Option<&Tensor>| {
+        text(attention.decode(q, &cache, &cache, starts, table))
+    };
+    assert!(decode(&attention, &q, &starts.to_dtype(DType::F32)?, None).contains("F32"));
+    assert!(decode(&attention, &q, &starts.narrow(0, 0, 1)?, None).contains("starts"));
+    assert!(decode(&attention, &q, &starts, Some(&starts)).contains("rank"));
+    assert!(decode(&attention, &q.to_dtype(DType::F32)?, &starts, None).contains("dtype"));
+    assert!(decode(&attention.clone().axes(Axes::Thd), &q, &starts, None).contains("Thd"));
+    let append = |new: &Tensor, cache: &Tensor, starts: &Tensor| {
+        attention.append(new, cache, starts, None).err().unwrap().to_string()
+    };
+    assert!(append(&q, &cache.to_dtype(DType::F32)?, &starts).contains("F32"));
+    assert!(append(&q, &cache, &starts.to_dtype(DType::U8)?).contains("U8"));
+    assert!(append(&q, &cache.narrow(3, 0, 4)?, &starts).contains("k has shape"));
     Ok(())
 }
 

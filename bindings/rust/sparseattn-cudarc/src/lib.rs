@@ -67,18 +67,36 @@ impl Stream {
 
     /// A buffer that passes on this stream read: they wait for whoever writes it on another stream of cudarc's.
     pub fn input<'a, T: DeviceElement>(&'a self, buffer: &'a impl Buffer<T>) -> Input<'a> {
-        let (elements, device) = (buffer.len(), device_of(buffer));
-        let (pointer, used) = buffer.device_ptr(&self.0);
-        let stream = self.0.cu_stream().cast();
-        Input { pointer: pointer as *mut c_void, elements, dtype: T::DTYPE, device, stream, _used: used }
+        self.input_as(T::DTYPE, buffer)
     }
 
     /// A buffer that passes on this stream write: they wait for whoever reads or writes it on another.
     pub fn output<'a, T: DeviceElement>(&'a self, buffer: &'a mut impl BufferMut<T>) -> Output<'a> {
+        self.output_as(T::DTYPE, buffer)
+    }
+
+    /// As [`Stream::input`], of bytes that are float8 (E4M3FN): operands with scales, or a cache.
+    pub fn input_f8_e4m3fn<'a>(&'a self, bytes: &'a impl Buffer<u8>) -> Input<'a> {
+        self.input_as(Dtype::F8_E4M3FN, bytes)
+    }
+
+    /// As [`Stream::output`], of bytes that are float8 (E4M3FN): a cache that tokens are appended to.
+    pub fn output_f8_e4m3fn<'a>(&'a self, bytes: &'a mut impl BufferMut<u8>) -> Output<'a> {
+        self.output_as(Dtype::F8_E4M3FN, bytes)
+    }
+
+    fn input_as<'a, T>(&'a self, dtype: Dtype, buffer: &'a impl Buffer<T>) -> Input<'a> {
+        let (elements, device) = (buffer.len(), device_of(buffer));
+        let (pointer, used) = buffer.device_ptr(&self.0);
+        let stream = self.0.cu_stream().cast();
+        Input { pointer: pointer as *mut c_void, elements, dtype, device, stream, _used: used }
+    }
+
+    fn output_as<'a, T>(&'a self, dtype: Dtype, buffer: &'a mut impl BufferMut<T>) -> Output<'a> {
         let (elements, device) = (buffer.len(), device_of(buffer));
         let (pointer, used) = buffer.device_ptr_mut(&self.0);
         let stream = self.0.cu_stream().cast();
-        Output(Input { pointer: pointer as *mut c_void, elements, dtype: T::DTYPE, device, stream, _used: used })
+        Output(Input { pointer: pointer as *mut c_void, elements, dtype, device, stream, _used: used })
     }
 
     /// Scratch for one call of a pass at a time.
