@@ -266,6 +266,16 @@ private:
 
     // Units of 16 bits take products and sums below the least normal float for zero.
     double flushed() const { return 1e-37 + std::fabs(problem_.scale()) * 2 * double(dim_) * double(FLT_MIN); }
+    // Of a product, what they lose that take factors below it for zero.
+    double flushed(double x, double y) const {
+        const double least = type_.weight != 0 ? double(FLT_MIN) : 0;
+        return std::fabs(x) * std::min(std::fabs(y), least) + std::fabs(y) * std::min(std::fabs(x), least);
+    }
+    double flushed(const double* x, const double* y, int64_t count) const {
+        double sum = 0;
+        for (int64_t i = 0; i < count; ++i) sum += flushed(x[i], y[i]);
+        return sum;
+    }
 
     // ---- forward ----
 
@@ -531,25 +541,28 @@ private:
             const double* const value = &values_[size_t(key * value_dim_)];
             const double* const k = &keys_[size_t(key * dim_)];
             const double p = r.weights[i], dp = dot(dout.data(), value, value_dim_);
-            const double dp_error = (sums + 2 * any_operand()) * magnitude_dot(dout.data(), value, value_dim_);
+            const double dp_error = (sums + 2 * any_operand()) * magnitude_dot(dout.data(), value, value_dim_) +
+                                    flushed(dout.data(), value, value_dim_);
             const double slope_error = p_.softcap != 0 ? 2 * r.slip / p_.softcap + 16 * type_.sum : 0;
             const double ds = scale * p * (dp - delta) * r.slopes[i];
             const double ds_error = std::fabs(scale) * (p * ((dp_error + delta_error) * (1 + r.relative) +
                                                              (2 * inexact + slope_error) * std::fabs(dp - delta)) +
                                                         type_.lightest * (std::fabs(dp) + std::fabs(delta) + 1));
             if (is_whole)
-                for (int64_t c = 0; c < dim_; ++c) dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]));
+                for (int64_t c = 0; c < dim_; ++c) dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]) + flushed(ds, k[c]));
             if (place < 0) continue;
             terms_[size_t(place)].largest += p * most_dout + std::fabs(ds) * most_q, ++terms_[size_t(place)].count;
             for (int64_t c = 0; c < value_dim_; ++c)
                 dv.add(size_t(place * value_dim_ + c), p * dout[size_t(c)],
-                       (inexact * p + type_.lightest) * std::fabs(dout[size_t(c)]));
+                       (inexact * p + type_.lightest) * std::fabs(dout[size_t(c)]) + flushed(p, dout[size_t(c)]));
             for (int64_t c = 0; c < dim_; ++c)
-                dk.add(size_t(place * dim_ + c), ds * r.q[size_t(c)], ds_error * std::fabs(r.q[size_t(c)]));
+                dk.add(size_t(place * dim_ + c), ds * r.q[size_t(c)],
+                       ds_error * std::fabs(r.q[size_t(c)]) + flushed(ds, r.q[size_t(c)]));
         }
         if (is_whole) compare_dq(b, h, row, dq);
         const double p_sink = std::exp(sink(h) - r.lse);
-        dsinks.add(g, -p_sink * delta, p_sink * (r.relative * std::fabs(delta) + delta_error));
+        const double rounded = 2 * f32.sum * std::fabs(r.lse);  // rows of doubles, too, may read the lse that forward wrote
+        dsinks.add(g, -p_sink * delta, p_sink * ((r.relative + rounded) * std::fabs(delta) + delta_error));
         return true;
     }
 
