@@ -566,7 +566,7 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  * elements may be NULL.
  *
  * Inputs may overlap each other; an output overlaps nothing. Gradients overwrite. Results are the same bits for any
- * number of threads.
+ * number of threads. Kernels of 16 bits may take numbers below 2^-126 for 0, as matrix units do.
  * workspace may be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call. Shapes below
  * are for SPATTN_BHSD; any strides, none negative.
  */
