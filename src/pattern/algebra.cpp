@@ -120,7 +120,13 @@ protected:
 
 class Intersection : public Algebra {
 public:
-    explicit Intersection(Patterns parts) : Algebra(std::move(parts), 1) {}
+    // A part that repeats may list a key of each period, however many there are: it is asked last, about those that the
+    // others have left.
+    explicit Intersection(Patterns parts) : Algebra(std::move(parts), 1) {
+        for (const PatternRef& part : this->parts()) in_turn_.push_back(part.get());
+        std::stable_partition(in_turn_.begin(), in_turn_.end(),
+                              [](const Pattern* part) { return part->period() == 1; });
+    }
 
     const RuntimeShape* runtime() const override {
         for (const PatternRef& part : parts())
@@ -137,10 +143,10 @@ public:
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
         Intervals kept, next;
-        parts()[0]->keys(plane, row, clip, kept);
-        for (size_t part = 1; part < parts().size() && !kept.empty(); ++part) {
+        in_turn_[0]->keys(plane, row, clip, kept);
+        for (size_t part = 1; part < in_turn_.size() && !kept.empty(); ++part) {
             next.clear();
-            parts()[part]->keys(plane, row, {kept.front().begin, kept.back().end}, next);
+            in_turn_[part]->keys(plane, row, {kept.front().begin, kept.back().end}, next);
             meet(kept, next);
         }
         out.insert(out.end(), kept.begin(), kept.end());
@@ -193,6 +199,8 @@ private:
         }
         kept = std::move(result);
     }
+
+    std::vector<const Pattern*> in_turn_;
 };
 
 // parts[0] without all the others.

@@ -48,11 +48,12 @@ Coverage BlockRows::classify(const Plane& plane, const Block& block, Key& key, b
     int64_t ones = 0;
     for (int64_t i = rows.begin; i < rows.end; ++i) {
         const Row seen = row(plane, i, columns);
+        Stretch at{};
         for (int64_t j = 0; j < width; ++j) {
             if (j % 32 == 0) key.push_back(0);
-            const bool is_seen = stretch(seen, columns.begin + j).is_seen;
-            key.back() |= int64_t(is_seen) << (j % 32);
-            ones += is_seen;
+            if (j == 0 || columns.begin + j >= at.end) at = stretch(seen, columns.begin + j);
+            key.back() |= int64_t(at.is_seen) << (j % 32);
+            ones += at.is_seen;
         }
     }
     const int64_t repeat = is_even ? blocks_until(multiply_saturated(same_until, block_), block.key, block.keys) : 1;

@@ -12,9 +12,13 @@ namespace {
 
 // More than one token in so many is no exception.
 constexpr int64_t rare = 8;
+// Longer extents are not looked through for those that stand out. Most of them are those of which rows and columns have
+// a part, and a look at all tokens would take far longer than a plan for the part.
+constexpr int64_t most_looked_through = int64_t(1) << 24;
 
 // What a constant pattern lists in [begin, begin + count), counted from there.
 std::vector<int64_t> list_tokens(const Pattern& constant, int64_t begin, int64_t count) {
+    if (count > most_looked_through) return {};
     Intervals kept;
     constant.keys({}, 0, {begin, begin + count}, kept);
     int64_t tokens = 0;

@@ -186,6 +186,12 @@ TEST(parts_are_asked_once_on_every_level) {
     CHECK_EQ(times, 1);
 }
 
+TEST(longest_extents_are_not_looked_through) {
+    const Extent extent{1, 1, 100, 10, -90};
+    CHECK(parse_pattern("columns([60,70], 16777216, landmark(64,1))")->hot(extent).has_value());
+    CHECK(!parse_pattern("columns([60,70], 16777217, landmark(64,1))")->hot(extent).has_value());
+}
+
 TEST(lists_of_hot_tokens_stay_short) {
     const Extent extent{1, 1, 1 << 17, 1 << 17, 0};
     const PatternRef landmarks = parse_pattern("causal & (block_diagonal(64) | landmark(64,1))");

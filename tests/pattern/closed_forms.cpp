@@ -3,6 +3,7 @@
 #include <map>
 
 #include "check.h"
+#include "pattern/leaf.h"
 #include "pattern/trees.h"
 
 using namespace spattn;
@@ -160,7 +161,8 @@ TEST(long_rows_take_few_questions) {
                           {"dilated(1008,0,16)", 20}, {"logsparse", 60},   {"global_keys(7,500000)", 4},
                           {"bigbird(64,3,1,3,0)", 16}, {"documents(0,300000,1000000)", 5},
                           {"causal & (sink(64) | window(1023,0))", 7}, {"transpose(causal)", 3},
-                          {"transpose(sink(64))", 1},    {"transpose(bigbird(64,3,1,3,0))", 24}};
+                          {"transpose(sink(64))", 1},    {"transpose(bigbird(64,3,1,3,0))", 24},
+                          {"transpose(logsparse)", 60}};
     for (const Case& c : cases) {
         check::context = c.text;
         const Plane plane{{1, 1, 1 << 20, 1 << 20, 0}};
@@ -174,4 +176,30 @@ TEST(long_rows_take_few_questions) {
         }
         CHECK(asked <= c.most);
     }
+}
+
+namespace {
+
+// Every second key, and what it was asked about.
+class Recorder : public Leaf {
+public:
+    Recorder() : Leaf("recorder") {}
+    void keys(const Plane&, int64_t, Interval clip, Intervals& out) const override {
+        asked.push_back(clip);
+        for (int64_t k = round_up(clip.begin, 2); k < clip.end; k += 2) out.push_back({k, k + 1});
+    }
+    int64_t period() const override { return 2; }
+    mutable Intervals asked;
+};
+
+}  // namespace
+
+TEST(what_repeats_is_asked_about_few_keys) {
+    const auto repeats = make_ref<Recorder>();
+    const PatternRef both = make_intersection({repeats, make_window(9, 0), repeats});
+    Intervals kept;
+    both->keys({{1, 1, 1 << 20, 1 << 20, 0}}, 1000, {0, 1 << 20}, kept);
+    CHECK_EQ(kept.size(), size_t(5));
+    CHECK_EQ(repeats->asked.size(), size_t(2));
+    for (const Interval& asked : repeats->asked) CHECK(asked.begin >= 991 && asked.end <= 1001);
 }

@@ -133,6 +133,23 @@ TEST(lists_that_break_the_rules) {
 }
 
 // Columns that a caller vouched for wrongly: unspecified keys, but within the extent and in order.
+// Asked pair by pair, a transpose takes the square of a sequence's length.
+TEST(transposes_of_lists_have_lists) {
+    const PatternRef csr = make_csr(ints({0, 2, 3, 3}), ints({0, 3, 3}), 5, false), transposed = csr->transposed();
+    CHECK(bool(transposed));
+    for (int64_t offset : {-2, 0, 2}) {
+        const Plane plane{{1, 1, 3, 5, offset}};
+        for (int64_t p = -1; p < 6; ++p)
+            for (int64_t k = -4; k < 6; ++k) {
+                Intervals found, expected;
+                transposed->keys(plane, p - offset, {k, k + 1}, found);
+                csr->keys(plane, k - offset, {p, p + 1}, expected);
+                CHECK_EQ(found.size(), expected.size());
+            }
+    }
+    CHECK(!make_csr(ints({0, 1}), ints({7}), int64_t(1) << 30, false)->transposed());  // lists of all of these keys
+}
+
 TEST(trusted_lies_stay_within_the_extent) {
     for (uint32_t seed = 0; seed < 300; ++seed) {
         Source source(seed);
