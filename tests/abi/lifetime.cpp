@@ -217,3 +217,36 @@ TEST(threads_share_everything) {
     for (std::thread& thread : threads) thread.join();
     CHECK_EQ(wrong.load(), 0);
 }
+
+namespace {
+
+// What runs on a thread whose objects are going.
+struct Last {
+    std::string* text;
+    double* pairs;
+    ~Last() { ask(text, pairs); }
+
+    static void ask(std::string* text, double* pairs) {
+        spattn_pattern* made = nullptr;
+        spattn_pattern_parse("a text that is no pattern, and too long for a string without memory of its own", &made);
+        *text = spattn_last_error_text();
+        const Pattern pattern = parse("transpose(bigbird(4,3,1,2,7))");
+        const auto extent = make_extent(300, 300);
+        auto stats = sized<spattn_stats>();
+        if (spattn_pattern_stats(pattern.get(), &extent, &stats) == SPATTN_OK) *pairs = stats.pairs;
+    }
+};
+
+}  // namespace
+
+TEST(a_thread_may_call_until_it_has_ended) {
+    std::string text, last_text;
+    double pairs = 0, last_pairs = 0;
+    std::thread([&] {
+        thread_local Last last{&last_text, &last_pairs};  // it is older than what the library keeps of the thread
+        Last::ask(&text, &pairs);
+    }).join();
+    CHECK(pairs > 0 && text.find("column 1") != std::string::npos);
+    CHECK_EQ(last_text, text);
+    CHECK_EQ(last_pairs, pairs);
+}
