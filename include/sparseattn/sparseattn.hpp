@@ -919,18 +919,26 @@ private:
         WorkspaceSize size;
         spattn_status status = spattn_plan_workspace(c(), int32_t(which), &size.bytes, &size.align);
         if (status != SPATTN_OK) return detail::done(status);
-        Buffer taken = std::move(kept());  // a callback of the library may start another pass on this thread
+        Buffer taken, *const own = kept();
+        if (own) taken = std::move(*own);  // a callback of the library may start another pass on this thread
         if (!taken.holds(size)) taken = Buffer(), taken = Buffer(size);
         given = taken;
         args.workspace = given.memory, args.workspace_bytes = given.bytes;
         status = pass(c(), &args);
-        kept() = std::move(taken);
+        if (own) *own = std::move(taken);
         return detail::done(status);
     }
 
-    static Buffer& kept() {
-        static thread_local Buffer kept;
-        return kept;
+    // The thread's own scratch. Where a destructor runs a pass when that is gone, as one of a static object may: NULL.
+    static Buffer* kept() {
+        static thread_local bool is_gone = false;
+        struct Kept {
+            Buffer buffer;
+            ~Kept() { is_gone = true; }
+        };
+        if (is_gone) return nullptr;
+        static thread_local Kept kept;
+        return &kept.buffer;
     }
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <sparseattn/sparseattn.hpp>
+#include <thread>
 
 #include "check.h"
 
@@ -138,6 +139,26 @@ TEST(workspaces_given_and_taken) {
     args.workspace = moved;
     plan.forward(args);
     CHECK(out == taken);
+}
+
+namespace {
+
+struct Last {
+    const sa::Plan* plan;
+    std::vector<float>* out;
+    ~Last() { *out = forward(*plan, q, kv); }
+};
+
+}  // namespace
+
+TEST(a_pass_at_the_end_of_a_thread_has_scratch) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    std::vector<float> first, last;
+    std::thread([&] {
+        thread_local Last at_end{&plan, &last};  // it is older than the thread's workspace
+        first = forward(plan, q, kv);
+    }).join();
+    CHECK(last == first);
 }
 
 TEST(strides_and_mdspans) {
