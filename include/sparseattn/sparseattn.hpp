@@ -228,11 +228,12 @@ public:
     const void* data() const { return raw_.data; }
 
     // The view as the C ABI has it. Its shape lies in this object.
-    spattn_tensor c() const {
+    spattn_tensor c() const& {
         spattn_tensor tensor = raw_;
         if (is_owner_) tensor.shape = shape_, tensor.strides = has_strides_ ? strides_ : nullptr;
         return tensor;
     }
+    spattn_tensor c() const&& = delete;
 
 protected:
     void set(const void* data, Dtype dtype, int axes, Device device) {
@@ -781,7 +782,8 @@ public:
     ~Buffer() {
         if (memory_) ::operator delete(memory_, std::align_val_t(size_.align));
     }
-    operator Workspace() const { return {memory_, size_.bytes}; }
+    operator Workspace() const& { return {memory_, size_.bytes}; }
+    operator Workspace() const&& = delete;  // its memory would be gone when the pass runs
     bool holds(WorkspaceSize size) const { return size.bytes <= size_.bytes && size.align <= size_.align; }
 
 private:

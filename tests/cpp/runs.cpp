@@ -129,6 +129,8 @@ TEST(plans_explain_and_count) {
 TEST(workspaces_given_and_taken) {
     const sa::Plan plan = context().plan(local, small_problem());
     const std::vector<float> taken = forward(plan, q, kv);
+    static_assert(std::is_convertible_v<const sa::Buffer&, sa::Workspace>);
+    static_assert(!std::is_convertible_v<sa::Buffer, sa::Workspace>);  // a temporary is gone before the pass
     sa::Buffer buffer(plan.workspace(sa::Pass::forward));
     sa::Buffer moved = std::move(buffer);
     std::vector<float> out(q.size());
@@ -161,7 +163,14 @@ TEST(a_pass_at_the_end_of_a_thread_has_scratch) {
     CHECK(last == first);
 }
 
+// Whether a T has c().
+template <class T, class = void>
+constexpr bool is_for_c = false;
+template <class T>
+constexpr bool is_for_c<T, std::void_t<decltype(std::declval<T>().c())>> = true;
+
 TEST(strides_and_mdspans) {
+    static_assert(is_for_c<const sa::View&> && !is_for_c<sa::View>);  // the shape lies in the view
     const sa::Plan plan = context().plan(local, small_problem());
     const std::vector<float> expected = forward(plan, q, kv);
     std::vector<float> swapped(kv.size()), out(q.size());  // [heads, seq, dim], read as [1, seq, heads, dim]
