@@ -910,7 +910,9 @@ public:
 private:
     explicit Plan(spattn_plan* owned) : Handle(owned) {}
 
-    static bool is_host(const spattn_tensor* operand) { return !operand || operand->device.type == SPATTN_CPU; }
+    static bool is_host(const spattn_tensor* operand) {
+        return !operand || operand->device.type == SPATTN_CPU || operand->device.type == SPATTN_CUDA_HOST;
+    }
 
     template <class Args>
     Done run(spattn_status (*pass)(const spattn_plan*, const Args*), Args& args, Pass which, Workspace given) const {

@@ -163,6 +163,18 @@ TEST(a_pass_at_the_end_of_a_thread_has_scratch) {
     CHECK(last == first);
 }
 
+TEST(pinned_memory_is_host_memory) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    const sa::Device pinned{SPATTN_CUDA_HOST, 0};
+    std::vector<float> out(q.size());
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16}, pinned);
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16}, pinned);
+    args.out = sa::view(out.data(), {1, 50, 4, 16}, pinned);
+    plan.forward(args);
+    CHECK(out == forward(plan, q, kv));
+}
+
 // Whether a T has c().
 template <class T, class = void>
 constexpr bool is_for_c = false;
