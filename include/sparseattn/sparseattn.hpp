@@ -377,7 +377,7 @@ enum class Pass : int32_t { forward = SPATTN_OP_FORWARD, backward = SPATTN_OP_BA
 struct Extent {
     int64_t seq_q = 1, seq_k = 1;
     int64_t batch = 1, heads = 1;
-    std::optional<int64_t> q_offset;       // seq_k - seq_q
+    std::optional<int64_t> q_offset{};     // seq_k - seq_q
     int64_t block_q = 64, block_k = 64;    // unit of the block counts
     spattn_cancel_fn cancel = nullptr;     // as in sparseattn.h: what ends a question early
     void* cancel_user = nullptr;
@@ -715,19 +715,19 @@ struct Problem {
     Dtype dtype = float32;  // float8_e4m3fn is that of q, k and v, whose rows have scales; out and gradients are then
                             // bfloat16
     Axes axes = Axes::bshd;
-    std::optional<double> scale;      // 1 / sqrt(head_dim)
-    std::optional<int64_t> q_offset;  // seq_k - seq_q
-    double softcap = 0;               // 0 = none
-    bool backward = false;            // Plan::backward will be called
+    std::optional<double> scale{};      // 1 / sqrt(head_dim)
+    std::optional<int64_t> q_offset{};  // seq_k - seq_q
+    double softcap = 0;                 // 0 = none
+    bool backward = false;              // Plan::backward will be called
     bool deterministic = false, reference = false, value_in_key = false;
-    bool sink_logits = false;         // each call brings sink_logits
-    bool tf32 = false;                // float32 products may round their operands to TF32
-    bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts, and with
-                                      // Axes::thd, where seq_q counts the queries of all entries, query_offsets
-    bool parents = false;             // the queries of an entry of that cache are nodes of trees, as drafts of several
-                                      // continuations are; each call brings parents
-    int64_t page_size = 0;            // tokens of a page of that cache; each call brings page_table. 0 = no pages
-    Dtype cache_dtype{};              // of k and v there: none = dtype, or float8_e4m3fn, whose rows have scales
+    bool sink_logits = false;           // each call brings sink_logits
+    bool tf32 = false;                  // float32 products may round their operands to TF32
+    bool starts = false;                // keys lie in a cache of seq_k tokens an entry; each call brings starts, and
+                                        // with Axes::thd, where seq_q counts the queries of all entries, query_offsets
+    bool parents = false;               // the queries of an entry of that cache are nodes of trees, as drafts of
+                                        // several continuations are; each call brings parents
+    int64_t page_size = 0;              // tokens of a page of that cache; each call brings page_table. 0 = no pages
+    Dtype cache_dtype{};                // of k and v there: none = dtype, or float8_e4m3fn, whose rows have scales
 
     spattn_problem c() const {
         spattn_problem problem = detail::sized<spattn_problem>();
@@ -820,10 +820,10 @@ private:
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
-    View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, parents;
-    ConstView q_scales, k_scales, v_scales;
-    Workspace workspace;
+    View out, lse{}, max_logits{};
+    ConstView indices{}, index_counts{}, sink_logits{}, starts{}, page_table{}, query_offsets{}, parents{};
+    ConstView q_scales{}, k_scales{}, v_scales{};
+    Workspace workspace{};
     bool same_step = false;
 };
 
@@ -832,9 +832,9 @@ struct CacheAppend {
     Stream stream = nullptr;
     ConstView k_new, v_new;
     View k, v;
-    ConstView starts, counts, page_table, query_offsets;
-    View k_scales, v_scales;     // of a float8 cache: read, or
-    bool choose_scales = false;  // written, as this call chooses them
+    ConstView starts, counts{}, page_table{}, query_offsets{};
+    View k_scales{}, v_scales{};  // of a float8 cache: read, or
+    bool choose_scales = false;   // written, as this call chooses them
 };
 
 // Operands of a backward pass. Shapes and meanings: spattn_backward_args. A workspace is taken as in a forward pass.
@@ -844,12 +844,12 @@ struct CacheAppend {
 // rounded to float8 may hand them on as they are (a straight-through estimator).
 struct Backward {
     Stream stream = nullptr;
-    ConstView q, k, v, out, lse, dout, dlse;
+    ConstView q, k, v, out, lse, dout, dlse{};
     View dq, dk, dv;
-    ConstView indices, index_counts, sink_logits;
-    View dsink_logits;
-    ConstView q_scales, k_scales, v_scales;
-    Workspace workspace;
+    ConstView indices{}, index_counts{}, sink_logits{};
+    View dsink_logits{};
+    ConstView q_scales{}, k_scales{}, v_scales{};
+    Workspace workspace{};
 };
 
 class Plan : public detail::Handle<spattn_plan, spattn_plan_retain, spattn_plan_release> {

@@ -113,6 +113,23 @@ def test_example_in_python():
 
 
 @BY_COMPILER
+def test_structs_by_the_names_of_some_fields(compiler, tmp_path):
+    source = tmp_path / "program.cpp"
+    source.write_text("""
+#include <sparseattn/sparseattn.hpp>
+namespace sa = sparseattn;
+void use(const sa::Context& context, const sa::View& x) {
+    const sa::Plan plan = context.plan(sa::causal(), {.seq_q = 8, .seq_k = 8, .backward = true});
+    plan.forward({.q = x, .k = x, .v = x, .out = x});
+    plan.backward({.q = x, .k = x, .v = x, .out = x, .lse = x, .dout = x, .dq = x, .dk = x, .dv = x});
+    context.append({.seq_k = 8, .starts = true}, {.k_new = x, .v_new = x, .k = x, .v = x, .starts = x});
+    if (sa::causal().keeps({8, 8}, 1, 2)) sa::causal().to_mask({.seq_q = 8, .seq_k = 8}, x);
+}
+""")
+    run(COMPILERS[compiler], "-std=c++20", *STRICT, f"-I{ROOT / 'include'}", "-fsyntax-only", source)
+
+
+@BY_COMPILER
 def test_header_without_exceptions_and_rtti(compiler, tmp_path):
     source = tmp_path / "program.cpp"
     source.write_text('#include <sparseattn/sparseattn.hpp>\nint main() { return sparseattn::full() ? 0 : 1; }\n')
