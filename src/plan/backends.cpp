@@ -42,20 +42,22 @@ const Backend cpu_backend = {
 
 }  // namespace
 
+// Both tables are never destroyed: destructors of a program's static objects, which may run passes, come after those of
+// what was made at the first use.
 const std::vector<Kernel>& all_kernels() {
-    static const std::vector<Kernel> all = [] {
+    static const auto& all = *new std::vector<Kernel>([] {
         std::vector<Kernel> rows;
 #ifdef SPATTN_WITH_CUDA
         cuda::add_kernels(rows);
 #endif
         cpu::add_kernels(rows);
         return rows;
-    }();
+    }());
     return all;
 }
 
 const std::vector<Backend>& all_backends() {
-    static const std::vector<Backend> all = {
+    static const auto& all = *new std::vector<Backend>{
 #ifdef SPATTN_WITH_CUDA
         cuda::backend(),
 #endif

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Handles come and go: nothing leaks, any order of release is fine, threads may share.
 #include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -249,4 +251,36 @@ TEST(a_thread_may_call_until_it_has_ended) {
     CHECK(pairs > 0 && text.find("column 1") != std::string::npos);
     CHECK_EQ(last_text, text);
     CHECK_EQ(last_pairs, pairs);
+}
+
+namespace {
+
+// It is made before the first call of the library, so that its destructor runs after those of whatever calls make. A
+// child process that sets `operands` ends in it, and says whether a pass and a text are still served.
+struct Leaving {
+    Operands* operands = nullptr;
+    ~Leaving() {
+        if (!operands) return;
+        const std::string build = spattn_build_json();
+        _exit(operands->forward() == SPATTN_OK && build.front() == '{' && build.back() == '}' ? 0 : 1);
+    }
+} leaving;
+
+}  // namespace
+
+TEST(static_objects_may_call_until_the_process_has_ended) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.flags |= SPATTN_PLAN_SINK_LOGITS;
+    const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
+    Operands operands(plan.get(), problem);
+    spattn_build_json();
+    const pid_t child = fork();
+    if (child == 0) {
+        mallopt(M_PERTURB, 0x5a);  // what is freed is overwritten
+        leaving.operands = &operands;
+        std::exit(1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
