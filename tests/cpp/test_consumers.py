@@ -79,6 +79,36 @@ def test_pkg_config(prefix, compiler, is_static, tmp_path):
     assert run(tmp_path / "ranks", **where).count("off one pass") == 4
 
 
+@BY_COMPILER
+def test_a_static_object_uses_the_static_library(prefix, compiler, tmp_path):
+    """Objects of a program may be made before those of a library that is linked into it."""
+    source = tmp_path / "program.cpp"
+    source.write_text("""
+#include <sparseattn/sparseattn.hpp>
+namespace sa = sparseattn;
+static const sa::Context context(sa::cpu);
+int main() {
+    sa::Problem problem;
+    problem.starts = true;
+    float token = 3, k = 0, v = 0, out = 0;
+    const int32_t start = 0;
+    sa::CacheAppend append;
+    append.k_new = append.v_new = sa::view(&token, {1, 1, 1, 1});
+    append.k = sa::view(&k, {1, 1, 1, 1}), append.v = sa::view(&v, {1, 1, 1, 1}), append.starts = sa::view(&start, {1});
+    context.append(problem, append);
+    sa::Forward args;
+    args.q = args.k = append.k, args.v = append.v, args.out = sa::view(&out, {1, 1, 1, 1}), args.starts = append.starts;
+    context.plan(sa::causal(), problem).forward(args);
+    return out == 3 ? 0 : 1;
+}
+""")
+    library = library_folder(prefix) / "libsparseattn.a"
+    program = tmp_path / "program"
+    run(COMPILERS[compiler], "-std=c++17", *STRICT, f"-I{prefix / 'include'}", source, library, "-o", program,
+        "-pthread", "-ldl", "-lrt")
+    run(program)
+
+
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_fetch_content(build, compiler):
     """With fewer kernels: to compile all takes minutes, and how a library is linked does not depend on them."""
