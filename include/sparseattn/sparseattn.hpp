@@ -228,11 +228,12 @@ public:
     const void* data() const { return raw_.data; }
 
     // The view as the C ABI has it. Its shape lies in this object.
-    spattn_tensor c() const {
+    spattn_tensor c() const& {
         spattn_tensor tensor = raw_;
         if (is_owner_) tensor.shape = shape_, tensor.strides = has_strides_ ? strides_ : nullptr;
         return tensor;
     }
+    spattn_tensor c() const&& = delete;
 
 protected:
     void set(const void* data, Dtype dtype, int axes, Device device) {
@@ -376,7 +377,7 @@ enum class Pass : int32_t { forward = SPATTN_OP_FORWARD, backward = SPATTN_OP_BA
 struct Extent {
     int64_t seq_q = 1, seq_k = 1;
     int64_t batch = 1, heads = 1;
-    std::optional<int64_t> q_offset;       // seq_k - seq_q
+    std::optional<int64_t> q_offset{};     // seq_k - seq_q
     int64_t block_q = 64, block_k = 64;    // unit of the block counts
     spattn_cancel_fn cancel = nullptr;     // as in sparseattn.h: what ends a question early
     void* cancel_user = nullptr;
@@ -714,19 +715,19 @@ struct Problem {
     Dtype dtype = float32;  // float8_e4m3fn is that of q, k and v, whose rows have scales; out and gradients are then
                             // bfloat16
     Axes axes = Axes::bshd;
-    std::optional<double> scale;      // 1 / sqrt(head_dim)
-    std::optional<int64_t> q_offset;  // seq_k - seq_q
-    double softcap = 0;               // 0 = none
-    bool backward = false;            // Plan::backward will be called
+    std::optional<double> scale{};      // 1 / sqrt(head_dim)
+    std::optional<int64_t> q_offset{};  // seq_k - seq_q
+    double softcap = 0;                 // 0 = none
+    bool backward = false;              // Plan::backward will be called
     bool deterministic = false, reference = false, value_in_key = false;
-    bool sink_logits = false;         // each call brings sink_logits
-    bool tf32 = false;                // float32 products may round their operands to TF32
-    bool starts = false;              // keys lie in a cache of seq_k tokens an entry; each call brings starts, and with
-                                      // Axes::thd, where seq_q counts the queries of all entries, query_offsets
-    bool parents = false;             // the queries of an entry of that cache are nodes of trees, as drafts of several
-                                      // continuations are; each call brings parents
-    int64_t page_size = 0;            // tokens of a page of that cache; each call brings page_table. 0 = no pages
-    Dtype cache_dtype{};              // of k and v there: none = dtype, or float8_e4m3fn, whose rows have scales
+    bool sink_logits = false;           // each call brings sink_logits
+    bool tf32 = false;                  // float32 products may round their operands to TF32
+    bool starts = false;                // keys lie in a cache of seq_k tokens an entry; each call brings starts, and
+                                        // with Axes::thd, where seq_q counts the queries of all entries, query_offsets
+    bool parents = false;               // the queries of an entry of that cache are nodes of trees, as drafts of
+                                        // several continuations are; each call brings parents
+    int64_t page_size = 0;              // tokens of a page of that cache; each call brings page_table. 0 = no pages
+    Dtype cache_dtype{};                // of k and v there: none = dtype, or float8_e4m3fn, whose rows have scales
 
     spattn_problem c() const {
         spattn_problem problem = detail::sized<spattn_problem>();
@@ -781,7 +782,8 @@ public:
     ~Buffer() {
         if (memory_) ::operator delete(memory_, std::align_val_t(size_.align));
     }
-    operator Workspace() const { return {memory_, size_.bytes}; }
+    operator Workspace() const& { return {memory_, size_.bytes}; }
+    operator Workspace() const&& = delete;  // its memory would be gone when the pass runs
     bool holds(WorkspaceSize size) const { return size.bytes <= size_.bytes && size.align <= size_.align; }
 
 private:
@@ -818,10 +820,10 @@ private:
 struct Forward {
     Stream stream = nullptr;
     ConstView q, k, v;
-    View out, lse, max_logits;
-    ConstView indices, index_counts, sink_logits, starts, page_table, query_offsets, parents;
-    ConstView q_scales, k_scales, v_scales;
-    Workspace workspace;
+    View out, lse{}, max_logits{};
+    ConstView indices{}, index_counts{}, sink_logits{}, starts{}, page_table{}, query_offsets{}, parents{};
+    ConstView q_scales{}, k_scales{}, v_scales{};
+    Workspace workspace{};
     bool same_step = false;
 };
 
@@ -830,9 +832,9 @@ struct CacheAppend {
     Stream stream = nullptr;
     ConstView k_new, v_new;
     View k, v;
-    ConstView starts, counts, page_table, query_offsets;
-    View k_scales, v_scales;     // of a float8 cache: read, or
-    bool choose_scales = false;  // written, as this call chooses them
+    ConstView starts, counts{}, page_table{}, query_offsets{};
+    View k_scales{}, v_scales{};  // of a float8 cache: read, or
+    bool choose_scales = false;   // written, as this call chooses them
 };
 
 // Operands of a backward pass. Shapes and meanings: spattn_backward_args. A workspace is taken as in a forward pass.
@@ -842,12 +844,12 @@ struct CacheAppend {
 // rounded to float8 may hand them on as they are (a straight-through estimator).
 struct Backward {
     Stream stream = nullptr;
-    ConstView q, k, v, out, lse, dout, dlse;
+    ConstView q, k, v, out, lse, dout, dlse{};
     View dq, dk, dv;
-    ConstView indices, index_counts, sink_logits;
-    View dsink_logits;
-    ConstView q_scales, k_scales, v_scales;
-    Workspace workspace;
+    ConstView indices{}, index_counts{}, sink_logits{};
+    View dsink_logits{};
+    ConstView q_scales{}, k_scales{}, v_scales{};
+    Workspace workspace{};
 };
 
 class Plan : public detail::Handle<spattn_plan, spattn_plan_retain, spattn_plan_release> {
@@ -908,7 +910,9 @@ public:
 private:
     explicit Plan(spattn_plan* owned) : Handle(owned) {}
 
-    static bool is_host(const spattn_tensor* operand) { return !operand || operand->device.type == SPATTN_CPU; }
+    static bool is_host(const spattn_tensor* operand) {
+        return !operand || operand->device.type == SPATTN_CPU || operand->device.type == SPATTN_CUDA_HOST;
+    }
 
     template <class Args>
     Done run(spattn_status (*pass)(const spattn_plan*, const Args*), Args& args, Pass which, Workspace given) const {
@@ -919,18 +923,26 @@ private:
         WorkspaceSize size;
         spattn_status status = spattn_plan_workspace(c(), int32_t(which), &size.bytes, &size.align);
         if (status != SPATTN_OK) return detail::done(status);
-        Buffer taken = std::move(kept());  // a callback of the library may start another pass on this thread
+        Buffer taken, *const own = kept();
+        if (own) taken = std::move(*own);  // a callback of the library may start another pass on this thread
         if (!taken.holds(size)) taken = Buffer(), taken = Buffer(size);
         given = taken;
         args.workspace = given.memory, args.workspace_bytes = given.bytes;
         status = pass(c(), &args);
-        kept() = std::move(taken);
+        if (own) *own = std::move(taken);
         return detail::done(status);
     }
 
-    static Buffer& kept() {
-        static thread_local Buffer kept;
-        return kept;
+    // The thread's own scratch. Where a destructor runs a pass when that is gone, as one of a static object may: NULL.
+    static Buffer* kept() {
+        static thread_local bool is_gone = false;
+        struct Kept {
+            Buffer buffer;
+            ~Kept() { is_gone = true; }
+        };
+        if (is_gone) return nullptr;
+        static thread_local Kept kept;
+        return &kept.buffer;
     }
 };
 

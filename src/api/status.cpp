@@ -4,6 +4,7 @@
 
 #include "api/args.h"
 #include "api/guard.h"
+#include "core/of_thread.h"
 
 namespace spattn {
 namespace {
@@ -19,10 +20,7 @@ struct LastError {
     }
 };
 
-LastError& last_error() {
-    thread_local LastError last;
-    return last;
-}
+LastError& last_error() { return of_thread<LastError>(); }
 
 struct StatusName {
     spattn_status status;

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: MIT
 // bigbird(block,window,global,random,seed): with I = p / block and J = k / block: 2 |I - J| < window, or J < global, or
 // I < global, or J in R(I); nothing for p < 0. BigBird (https://arxiv.org/abs/2007.14062).
+#include <array>
+
 #include "core/error.h"
+#include "core/of_thread.h"
 #include "pattern/block_rows.h"
 
 namespace spattn {
@@ -65,8 +68,7 @@ void fill(BlockRow& row) {
 
 // A pattern holds no cache, since handles are shared between threads: each thread keeps the rows it met last.
 const Intervals& block_row(const Params& params, int64_t seq_k, int64_t row) {
-    thread_local BlockRow recent[64];
-    BlockRow& slot = recent[row % 64];
+    BlockRow& slot = of_thread<std::array<BlockRow, 64>>()[size_t(row % 64)];
     if (slot.row == row && slot.seq_k == seq_k && slot.params == params) return slot.seen;
     slot.seq_k = -1;  // not valid while being filled: allocation may throw
     slot.params = params;
@@ -113,17 +115,17 @@ bool is_kept(const Params& params, int64_t blocks) {
 }
 
 const Drawn& drawn_rows(const Params& params, int64_t seq_k, int64_t blocks) {
-    thread_local Drawn recent;
+    Drawn& recent = of_thread<Drawn>();
     if (recent.blocks == blocks && recent.params == params) return recent;
     recent.blocks = -1;  // not valid while being filled: allocation may throw
     recent.params = params;
     recent.begin.assign(size_t(blocks) + 2, 0);
-    visit_drawn(params, seq_k, blocks, [](int64_t, int64_t j) { ++recent.begin[size_t(j) + 2]; });
+    visit_drawn(params, seq_k, blocks, [&](int64_t, int64_t j) { ++recent.begin[size_t(j) + 2]; });
     for (size_t j = 2; j < recent.begin.size(); ++j) recent.begin[j] += recent.begin[j - 1];
     recent.rows.resize(size_t(recent.begin.back()));
     // begin[j + 1] moves from the start of J to its end.
     visit_drawn(params, seq_k, blocks,
-                [](int64_t i, int64_t j) { recent.rows[size_t(recent.begin[size_t(j) + 1]++)] = int32_t(i); });
+                [&](int64_t i, int64_t j) { recent.rows[size_t(recent.begin[size_t(j) + 1]++)] = int32_t(i); });
     recent.blocks = blocks;
     return recent;
 }
@@ -158,8 +160,7 @@ void fill(Column& column, int64_t seq_k, Interval columns) {
 }
 
 const Column& transposed_row(const Params& params, int64_t seq_k, int64_t j, Interval columns) {
-    thread_local Column recent[64];
-    Column& slot = recent[floor_mod(j, 64)];
+    Column& slot = of_thread<std::array<Column, 64>>()[size_t(floor_mod(j, 64))];
     const int64_t blocks = count_blocks(params, seq_k);
     if (slot.j == j && slot.blocks == blocks && slot.params == params && columns.end <= slot.until &&
         is_kept(params, blocks))

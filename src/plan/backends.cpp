@@ -24,42 +24,46 @@ namespace {
 
 constexpr std::align_val_t host_alignment{256};
 
-const Backend cpu_backend = {
-    "cpu",
-    SPATTN_CPU,
-    [] { return 1; },
-    [](int, size_t bytes, void*) { return ::operator new(bytes, host_alignment); },
-    [](int, void* memory, size_t, void*) { ::operator delete(memory, host_alignment); },
-    [](int, void* to, const void* from, size_t bytes, void*) { std::memcpy(to, from, bytes); },
-    [](int, void* memory, size_t bytes, void*) { std::memset(memory, 0, bytes); },
-    [](int, int lanes) { return this_machine(lanes); },
-    cpu::make_call_layout,
-    [](int) {},
-    cpu::cache_steps(),
-    cpu::float8_steps(),
-    cpu::exchange_steps(),
-};
+Backend cpu_backend() {
+    return {
+        "cpu",
+        SPATTN_CPU,
+        [] { return 1; },
+        [](int, size_t bytes, void*) { return ::operator new(bytes, host_alignment); },
+        [](int, void* memory, size_t, void*) { ::operator delete(memory, host_alignment); },
+        [](int, void* to, const void* from, size_t bytes, void*) { std::memcpy(to, from, bytes); },
+        [](int, void* memory, size_t bytes, void*) { std::memset(memory, 0, bytes); },
+        [](int, int lanes) { return this_machine(lanes); },
+        cpu::make_call_layout,
+        [](int) {},
+        cpu::cache_steps(),
+        cpu::float8_steps(),
+        cpu::exchange_steps(),
+    };
+}
 
 }  // namespace
 
+// Both tables are made at the first use, which may come from a static object of the program before those of the library
+// are made, and never destroyed: destructors of such objects, which may run passes, come after theirs.
 const std::vector<Kernel>& all_kernels() {
-    static const std::vector<Kernel> all = [] {
+    static const auto& all = *new std::vector<Kernel>([] {
         std::vector<Kernel> rows;
 #ifdef SPATTN_WITH_CUDA
         cuda::add_kernels(rows);
 #endif
         cpu::add_kernels(rows);
         return rows;
-    }();
+    }());
     return all;
 }
 
 const std::vector<Backend>& all_backends() {
-    static const std::vector<Backend> all = {
+    static const auto& all = *new std::vector<Backend>{
 #ifdef SPATTN_WITH_CUDA
         cuda::backend(),
 #endif
-        cpu_backend,
+        cpu_backend(),
     };
     return all;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Handles come and go: nothing leaks, any order of release is fine, threads may share.
 #include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -216,4 +218,69 @@ TEST(threads_share_everything) {
         });
     for (std::thread& thread : threads) thread.join();
     CHECK_EQ(wrong.load(), 0);
+}
+
+namespace {
+
+// What runs on a thread whose objects are going.
+struct Last {
+    std::string* text;
+    double* pairs;
+    ~Last() { ask(text, pairs); }
+
+    static void ask(std::string* text, double* pairs) {
+        spattn_pattern* made = nullptr;
+        spattn_pattern_parse("a text that is no pattern, and too long for a string without memory of its own", &made);
+        *text = spattn_last_error_text();
+        const Pattern pattern = parse("transpose(bigbird(4,3,1,2,7))");
+        const auto extent = make_extent(300, 300);
+        auto stats = sized<spattn_stats>();
+        if (spattn_pattern_stats(pattern.get(), &extent, &stats) == SPATTN_OK) *pairs = stats.pairs;
+    }
+};
+
+}  // namespace
+
+TEST(a_thread_may_call_until_it_has_ended) {
+    std::string text, last_text;
+    double pairs = 0, last_pairs = 0;
+    std::thread([&] {
+        thread_local Last last{&last_text, &last_pairs};  // it is older than what the library keeps of the thread
+        Last::ask(&text, &pairs);
+    }).join();
+    CHECK(pairs > 0 && text.find("column 1") != std::string::npos);
+    CHECK_EQ(last_text, text);
+    CHECK_EQ(last_pairs, pairs);
+}
+
+namespace {
+
+// It is made before the first call of the library, so that its destructor runs after those of whatever calls make. A
+// child process that sets `operands` ends in it, and says whether a pass and a text are still served.
+struct Leaving {
+    Operands* operands = nullptr;
+    ~Leaving() {
+        if (!operands) return;
+        const std::string build = spattn_build_json();
+        _exit(operands->forward() == SPATTN_OK && build.front() == '{' && build.back() == '}' ? 0 : 1);
+    }
+} leaving;
+
+}  // namespace
+
+TEST(static_objects_may_call_until_the_process_has_ended) {
+    const Context context = make_context();
+    auto problem = make_problem();
+    problem.flags |= SPATTN_PLAN_SINK_LOGITS;
+    const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
+    Operands operands(plan.get(), problem);
+    spattn_build_json();
+    const pid_t child = fork();
+    if (child == 0) {
+        mallopt(M_PERTURB, 0x5a);  // what is freed is overwritten
+        leaving.operands = &operands;
+        std::exit(1);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
 }

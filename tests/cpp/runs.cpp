@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <sparseattn/sparseattn.hpp>
+#include <thread>
 
 #include "check.h"
 
@@ -128,6 +129,8 @@ TEST(plans_explain_and_count) {
 TEST(workspaces_given_and_taken) {
     const sa::Plan plan = context().plan(local, small_problem());
     const std::vector<float> taken = forward(plan, q, kv);
+    static_assert(std::is_convertible_v<const sa::Buffer&, sa::Workspace>);
+    static_assert(!std::is_convertible_v<sa::Buffer, sa::Workspace>);  // a temporary is gone before the pass
     sa::Buffer buffer(plan.workspace(sa::Pass::forward));
     sa::Buffer moved = std::move(buffer);
     std::vector<float> out(q.size());
@@ -140,7 +143,46 @@ TEST(workspaces_given_and_taken) {
     CHECK(out == taken);
 }
 
+namespace {
+
+struct Last {
+    const sa::Plan* plan;
+    std::vector<float>* out;
+    ~Last() { *out = forward(*plan, q, kv); }
+};
+
+}  // namespace
+
+TEST(a_pass_at_the_end_of_a_thread_has_scratch) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    std::vector<float> first, last;
+    std::thread([&] {
+        thread_local Last at_end{&plan, &last};  // it is older than the thread's workspace
+        first = forward(plan, q, kv);
+    }).join();
+    CHECK(last == first);
+}
+
+TEST(pinned_memory_is_host_memory) {
+    const sa::Plan plan = context().plan(local, small_problem());
+    const sa::Device pinned{SPATTN_CUDA_HOST, 0};
+    std::vector<float> out(q.size());
+    sa::Forward args;
+    args.q = sa::view(q.data(), {1, 50, 4, 16}, pinned);
+    args.k = args.v = sa::view(kv.data(), {1, 50, 2, 16}, pinned);
+    args.out = sa::view(out.data(), {1, 50, 4, 16}, pinned);
+    plan.forward(args);
+    CHECK(out == forward(plan, q, kv));
+}
+
+// Whether a T has c().
+template <class T, class = void>
+constexpr bool is_for_c = false;
+template <class T>
+constexpr bool is_for_c<T, std::void_t<decltype(std::declval<T>().c())>> = true;
+
 TEST(strides_and_mdspans) {
+    static_assert(is_for_c<const sa::View&> && !is_for_c<sa::View>);  // the shape lies in the view
     const sa::Plan plan = context().plan(local, small_problem());
     const std::vector<float> expected = forward(plan, q, kv);
     std::vector<float> swapped(kv.size()), out(q.size());  // [heads, seq, dim], read as [1, seq, heads, dim]

@@ -79,6 +79,36 @@ def test_pkg_config(prefix, compiler, is_static, tmp_path):
     assert run(tmp_path / "ranks", **where).count("off one pass") == 4
 
 
+@BY_COMPILER
+def test_a_static_object_uses_the_static_library(prefix, compiler, tmp_path):
+    """Objects of a program may be made before those of a library that is linked into it."""
+    source = tmp_path / "program.cpp"
+    source.write_text("""
+#include <sparseattn/sparseattn.hpp>
+namespace sa = sparseattn;
+static const sa::Context context(sa::cpu);
+int main() {
+    sa::Problem problem;
+    problem.starts = true;
+    float token = 3, k = 0, v = 0, out = 0;
+    const int32_t start = 0;
+    sa::CacheAppend append;
+    append.k_new = append.v_new = sa::view(&token, {1, 1, 1, 1});
+    append.k = sa::view(&k, {1, 1, 1, 1}), append.v = sa::view(&v, {1, 1, 1, 1}), append.starts = sa::view(&start, {1});
+    context.append(problem, append);
+    sa::Forward args;
+    args.q = args.k = append.k, args.v = append.v, args.out = sa::view(&out, {1, 1, 1, 1}), args.starts = append.starts;
+    context.plan(sa::causal(), problem).forward(args);
+    return out == 3 ? 0 : 1;
+}
+""")
+    library = library_folder(prefix) / "libsparseattn.a"
+    program = tmp_path / "program"
+    run(COMPILERS[compiler], "-std=c++17", *STRICT, f"-I{prefix / 'include'}", source, library, "-o", program,
+        "-pthread", "-ldl", "-lrt")
+    run(program)
+
+
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_fetch_content(build, compiler):
     """With fewer kernels: to compile all takes minutes, and how a library is linked does not depend on them."""
@@ -110,6 +140,23 @@ def test_example_in_python():
     if importlib.util.find_spec("sparseattn") is None:
         pytest.skip("the Python package is not installed here")
     assert "by differences" in run(sys.executable, EXAMPLES / "attention.py")
+
+
+@BY_COMPILER
+def test_structs_by_the_names_of_some_fields(compiler, tmp_path):
+    source = tmp_path / "program.cpp"
+    source.write_text("""
+#include <sparseattn/sparseattn.hpp>
+namespace sa = sparseattn;
+void use(const sa::Context& context, const sa::View& x) {
+    const sa::Plan plan = context.plan(sa::causal(), {.seq_q = 8, .seq_k = 8, .backward = true});
+    plan.forward({.q = x, .k = x, .v = x, .out = x});
+    plan.backward({.q = x, .k = x, .v = x, .out = x, .lse = x, .dout = x, .dq = x, .dk = x, .dv = x});
+    context.append({.seq_k = 8, .starts = true}, {.k_new = x, .v_new = x, .k = x, .v = x, .starts = x});
+    if (sa::causal().keeps({8, 8}, 1, 2)) sa::causal().to_mask({.seq_q = 8, .seq_k = 8}, x);
+}
+""")
+    run(COMPILERS[compiler], "-std=c++20", *STRICT, f"-I{ROOT / 'include'}", "-fsyntax-only", source)
 
 
 @BY_COMPILER

@@ -115,6 +115,16 @@ def test_static_library_through_pkg_config(shell):
     assert shell(lines + "\nldd example 2>&1 || true").removeprefix(SAYS).strip() == "not a dynamic executable"
 
 
+def test_examples_as_their_readme_says(shell):
+    examples = ROOT / "bindings" / "examples"
+    text = (examples / "README.md").read_text()
+    export = re.search("`(export .*?)`", text)[1]
+    commands = re.findall("`(c(?:c|\\+\\+) .*?)`", text)
+    assert len(commands) == 4
+    for command in commands:
+        shell(f"cp {examples}/*.c {examples}/*.cpp .\n{export}\n{command}")
+
+
 def test_pkg_config_knows_the_version(shell):
     assert shell("PKG_CONFIG_PATH=~/.local/lib/pkgconfig pkg-config --modversion sparseattn") == "0.1.0\n"
 

@@ -159,13 +159,13 @@ impl Call<'_> {
             return check(call(self.plan.handle(), std::ptr::null_mut(), 0));
         }
         let (bytes, align) = self.plan.workspace(self.pass)?;
-        let kept = SCRATCH.with(Cell::take);
+        let kept = SCRATCH.try_with(Cell::take).ok().flatten(); // gone in destructors at the thread's end
         let scratch = match kept.filter(|kept| kept.layout.size() >= bytes && kept.layout.align() >= align) {
             Some(kept) => kept,
             None => Workspace::allocate("workspace", bytes, align)?,
         };
         let done = check(call(self.plan.handle(), scratch.memory.cast(), scratch.layout.size()));
-        SCRATCH.with(|kept| kept.set(Some(scratch)));
+        let _ = SCRATCH.try_with(|kept| kept.set(Some(scratch)));
         done
     }
 }

@@ -294,10 +294,11 @@ impl<'a> View<'a> {
             return refuse(ErrorKind::Dtype, "dtype", format!("a number has {lanes} lanes; accepted: 1"));
         }
         let device = match (tensor.device.type_ as u32, tensor.device.index) {
-            (sys::SPATTN_CPU, _) => Device::Cpu,
+            (sys::SPATTN_CPU | sys::SPATTN_CUDA_HOST, _) => Device::Cpu, // pinned memory is the host's
             (sys::SPATTN_CUDA, index) => Device::Cuda(index),
             (other, _) => {
-                let message = format!("device type is {other}; accepted: {} and {}", sys::SPATTN_CPU, sys::SPATTN_CUDA);
+                let [cpu, pinned, gpu] = [sys::SPATTN_CPU, sys::SPATTN_CUDA_HOST, sys::SPATTN_CUDA];
+                let message = format!("device type is {other}; accepted: {cpu} and {pinned}, the host's, and {gpu}");
                 return refuse(ErrorKind::Device, "device", message);
             }
         };
@@ -657,6 +658,8 @@ mod tests {
             *view.view().c().data.cast::<i32>() = 20;
             tensor.strides = strides.as_ptr();
             assert_eq!(View::from_dlpack(&tensor).unwrap().strides[..2], strides);
+            tensor.device.type_ = sys::SPATTN_CUDA_HOST as i32;
+            assert_eq!(View::from_dlpack(&tensor).unwrap().device(), Device::Cpu);
             tensor.ndim = 5;
             assert_eq!(View::from_dlpack(&tensor).unwrap_err().kind(), ErrorKind::Shape);
             tensor.ndim = -1;

@@ -6,6 +6,7 @@ use sparseattn::*;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{channel, Sender};
 
 const SHAPE: [usize; 4] = [1, 50, 4, 16];
 const KV_SHAPE: [usize; 4] = [1, 50, 2, 16];
@@ -110,6 +111,34 @@ fn own_scratch() {
         plan.forward(View::new(&q, &SHAPE).unwrap(), kv, kv, out).workspace(workspace.view()).run().unwrap();
     }
     assert_eq!(out, forward(&plan, &q, &kv));
+}
+
+/// Runs a pass when it is dropped.
+struct Last(Cell<Option<(Plan, Sender<Vec<f32>>)>>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        let (plan, sender) = self.0.take().unwrap();
+        let (q, kv) = operands();
+        sender.send(forward(&plan, &q, &kv)).unwrap();
+    }
+}
+
+thread_local! {
+    static LAST: Last = const { Last(Cell::new(None)) };
+}
+
+#[test]
+fn a_pass_at_the_end_of_a_thread_has_scratch() {
+    let (q, kv) = operands();
+    let plan = context().plan(&local(), &problem()).unwrap();
+    let (sender, receiver) = channel();
+    let of_thread = plan.clone();
+    let first = std::thread::spawn(move || {
+        LAST.with(|last| last.0.set(Some((of_thread.clone(), sender)))); // older than the thread's scratch
+        forward(&of_thread, &q, &kv)
+    });
+    assert_eq!(first.join().unwrap(), receiver.recv().unwrap());
 }
 
 #[test]
