@@ -214,6 +214,47 @@ def test_shard_map(mapped):
     assert check(found, arrays, [spec] * 4) == set()
 
 
+def shard_map_of_types():
+    """shard_map as JAX has it by default, where types say along which axes of a mesh arrays differ."""
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None or "check_vma" not in inspect.signature(shard_map).parameters:
+        pytest.skip("this JAX has another shard_map")
+    return shard_map
+
+
+@pytest.mark.parametrize("heads_kv, of_k", [(2, OWN), (1, P("data"))])
+def test_shard_map_adds_up_gradients_of_what_devices_have_in_common(heads_kv, of_k):
+    shard_map, arrays, specs = shard_map_of_types(), operands(4, heads_kv), (OWN, of_k, of_k, OWN)
+    results = (OWN, of_k, of_k), (OWN, P("data", "model"))
+    check(shard_map(causal(), mesh=MESH, in_specs=specs, out_specs=results), arrays, specs)
+
+    def outside(q, k, v, dout):
+        attend = functools.partial(saj.float8_attention, pattern="causal")
+        attend = shard_map(attend, mesh=MESH, in_specs=specs[:3], out_specs=OWN)
+        return jax.grad(lambda *x: (attend(*x) * dout).sum(), (0, 1, 2))(q, k, v)
+
+    check(outside, arrays, specs, bound=2e-2)
+
+
+def test_shard_map_knows_that_results_differ():
+    """A weight behind attention of what has no gradients gets one from all devices."""
+    shard_map, (q, k, v, _) = shard_map_of_types(), operands()
+    weights, starts = jnp.linspace(-1, 1, 16), jnp.asarray([3, 5, 30, 20])
+
+    def differentiate(attend, weights, *x):
+        return jax.grad(lambda weights: (attend(*x) @ weights).sum())(weights)
+
+    attention = functools.partial(saj.attention, pattern="causal")
+    for attend, arrays, specs in (
+        (attention, (q, k, v), (OWN, OWN, OWN)),
+        (jax.vmap(attention), (q[None], k[None], v[None]), (P(None, *OWN),) * 3),
+        (lambda q, k, v, starts: saj.decode(q, k, v, "causal", starts), (q, k, v, starts), (OWN, OWN, OWN, P("data"))),
+    ):
+        call = functools.partial(differentiate, attend)
+        shared = jax.jit(shard_map(call, mesh=MESH, in_specs=(P(), *specs), out_specs=P()))
+        np.testing.assert_allclose(shared(weights, *arrays), call(weights, *arrays), rtol=1e-3, atol=1e-3)
+
+
 def exported(call, arrays, specs):
     """The program of a file, for four devices, on arrays that lie so."""
     pytest.importorskip("flatbuffers")  # with which JAX writes programs

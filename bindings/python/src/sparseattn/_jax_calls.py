@@ -103,7 +103,10 @@ class _Pass(NamedTuple):
 
     def run(self, *arrays: Any) -> tuple[jax.Array, ...]:
         forms = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in self.results)
-        return tuple(jax.ffi.ffi_call(f"sparseattn_{self.op}", forms)(*arrays, **self.call.attributes()))
+        arrays = vary_alike(arrays)
+        results = jax.ffi.ffi_call(f"sparseattn_{self.op}", forms)(*arrays, **self.call.attributes())
+        alike: tuple[jax.Array, ...] = vary_alike((*arrays, *results))
+        return alike[len(arrays) :]
 
     def grown(self, size: int) -> _Pass:
         """The pass of so many of these."""
@@ -175,6 +178,30 @@ def _is_manual() -> bool:
     mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5.0 does not have
     kinds = mesh_of_now().axis_types if mesh_of_now is not None else None
     return any(kind.name == "Manual" for kind in kinds or ())
+
+
+def vary_alike(arrays: Any) -> Any:
+    """A tree of arrays that JAX takes to differ between the devices of shard_map wherever one of them may. Its own
+    operators do so with their operands, and with their results; what it knows nothing of must be told. It then adds up
+    what devices have of the gradient of an array that is the same on them."""
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
+    if not axes:
+        return arrays
+    vary = functools.partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary
+
+    def cast(array: Any) -> Any:
+        others = axes - _varying(array)
+        return vary(array, tuple(sorted(others))) if others else array
+
+    return jax.tree.map(cast, arrays)
+
+
+def _varying(array: Any) -> frozenset[str]:
+    """The axes of the mesh of shard_map along which an array differs, where JAX counts them: not with check_vma=False."""
+    kind = jax.typeof(array) if hasattr(jax, "typeof") else None
+    manual = getattr(kind, "manual_axis_type", None)  # jax 0.8 has vma instead, and 0.5 neither
+    found: frozenset[str] = getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+    return found
 
 
 def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from ._arrays import FLOATS, dtype_code, read_dtype
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._indexed import pattern_of_call
-from ._jax_calls import OPTIONAL, SCALES, Call, invoke, register, which
+from ._jax_calls import OPTIONAL, SCALES, Call, invoke, register, vary_alike, which
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, shape_of_lists, sizes_of
 
@@ -250,8 +250,7 @@ def attention(
     those of their queries. Where those of queries are divided further than heads_kv can be, each device has all heads
     of keys that are left, and gradients of these are added up. What is divided otherwise, say along tokens, is gathered
     first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
-    heads, of its own; gradients inside of it need check_vma=False. Programs of jax.export gather what calls read that
-    are outside of jax.shard_map.
+    heads, of its own. Programs of jax.export gather what calls read that are outside of jax.shard_map.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
@@ -338,7 +337,7 @@ def _prepare(
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     _check_lists(made, operands._asdict(), sizes, axes)
-    return Call(made.save(), as_bytes(problem), which(operands._asdict())), operands
+    return Call(made.save(), as_bytes(problem), which(operands._asdict())), vary_alike(operands)
 
 
 # ---- operands that are rounded to float8 ----
@@ -440,7 +439,7 @@ def float8_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
     options |= {"deterministic": deterministic, "reference": reference, "tf32": False}
     call, operands = _prepare(arrays, pattern, axes, **options)
-    out, lse = _rounded_attention(call, given, operands)
+    out, lse = _rounded_attention(call, *vary_alike((given, operands)))
     out = out.astype(q.dtype)
     return (out, lse) if return_lse else out
 
