@@ -255,6 +255,38 @@ def test_shard_map_knows_that_results_differ():
         np.testing.assert_allclose(shared(weights, *arrays), call(weights, *arrays), rtol=1e-3, atol=1e-3)
 
 
+def explicit_mesh():
+    """A mesh whose axes types of arrays name, as those of jax.make_mesh are since JAX 0.9."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    if {kind.name for kind in mesh.axis_types or ()} != {"Explicit"}:
+        pytest.skip("meshes of this JAX have other axes by themselves")
+    return mesh
+
+
+@pytest.mark.parametrize(
+    "heads_kv, of_q, of_k, moves",
+    [(2, OWN, OWN, set()), (1, OWN, P("data"), {"all-reduce"}), (2, *[P("data", "model")] * 2, {"all-gather"})],
+    ids=["own", "keys in common", "tokens"],
+)
+def test_axes_that_types_name(heads_kv, of_q, of_k, moves):
+    """A gradient must lie as what it is of."""
+    arrays, specs, mesh = operands(4, heads_kv), (of_q, of_k, of_k, of_q), explicit_mesh()
+    with jax.set_mesh(mesh):
+        assert check(causal(), arrays, specs, mesh) == moves
+        many = [jnp.stack([x, -x]) for x in arrays]
+        assert check(jax.vmap(causal()), many, [P(None, *spec) for spec in specs], mesh) == moves
+
+
+def test_axes_that_types_name_beside_those_of_shard_map():
+    arrays, mesh, spec = operands(), explicit_mesh(), P("data")
+    expected = causal()(*arrays)
+    with jax.set_mesh(mesh):
+        call = jax.shard_map(causal(), in_specs=(spec,) * 4, out_specs=((spec,) * 3, (spec,) * 2), axis_names={"data"})
+        found = jax.jit(call)(*(jax.device_put(x, NamedSharding(mesh, OWN)) for x in arrays))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
 def exported(call, arrays, specs):
     """The program of a file, for four devices, on arrays that lie so."""
     pytest.importorskip("flatbuffers")  # with which JAX writes programs

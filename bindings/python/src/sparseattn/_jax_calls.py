@@ -163,21 +163,40 @@ def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, .
 
 def _shared(made: _Pass) -> Any:
     """What runs a pass where arrays may lie on several devices."""
-    if _is_manual():
-        return made.run
     partitioned = _partitioned(made)
 
-    def run(*arrays: Any) -> tuple[Any, ...]:
+    def run_shared(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_shared_call.bind(*arrays, made=made, partitioned=jax.make_jaxpr(partitioned)(*arrays)))
 
-    return run
+    run = made.run if _axes_of("Manual") else run_shared
+    explicit = _axes_of("Explicit")
+
+    def run_typed(*arrays: Any) -> tuple[Any, ...]:
+        typed = jax.sharding.auto_axes(run, axes=explicit, out_sharding=_types_of_results(made, arrays))
+        return tuple(typed(*arrays))
+
+    return run_typed if explicit else run
 
 
-def _is_manual() -> bool:
-    """Whether this is traced inside of shard_map, where each device has its own arrays."""
+def _axes_of(kind: str) -> tuple[str, ...]:
+    """The axes of a kind of the mesh for which this is traced: "Manual" inside of shard_map, where each device has
+    its own arrays, or "Explicit", along which the types of arrays say how they lie."""
     mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5.0 does not have
-    kinds = mesh_of_now().axis_types if mesh_of_now is not None else None
-    return any(kind.name == "Manual" for kind in kinds or ())
+    mesh = mesh_of_now() if mesh_of_now is not None else None
+    kinds = zip(mesh.axis_names, mesh.axis_types or ()) if mesh is not None else ()
+    return tuple(name for name, one in kinds if one.name == kind)
+
+
+def _types_of_results(made: _Pass, arrays: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
+    """How results lie, as their types are to say: gradients as what they are of, the others as q."""
+    specs = {name: jax.typeof(x).sharding.spec for name, x in zip(made.operands, arrays)}
+
+    def spec(result: str) -> PartitionSpec:
+        source = result[1:] if result[1:] in specs else "q"
+        dividers = dict(zip(made.axes(source), specs[source]))
+        return PartitionSpec(*(dividers.get(axis) for axis in made.axes(result)))
+
+    return tuple(spec(name) for name, *_ in made.results)
 
 
 def vary_alike(arrays: Any) -> Any:
@@ -197,7 +216,7 @@ def vary_alike(arrays: Any) -> Any:
 
 
 def _varying(array: Any) -> frozenset[str]:
-    """The axes of the mesh of shard_map along which an array differs, where JAX counts them: not with check_vma=False."""
+    """The axes of the mesh of shard_map along which an array differs, where JAX counts them (check_vma)."""
     kind = jax.typeof(array) if hasattr(jax, "typeof") else None
     manual = getattr(kind, "manual_axis_type", None)  # jax 0.8 has vma instead, and 0.5 neither
     found: frozenset[str] = getattr(kind, "vma", frozenset()) if manual is None else manual.varying
