@@ -244,6 +244,8 @@ def test_to_float8_of_what_has_no_size():
     for argument, call in (
         ("x", lambda: saj.to_float8(x)),
         ("x", lambda: saj.to_float8([1.0])),
+        ("x", lambda: saj.to_float8(jnp.ones((1, 4, 2, 8), int))),
+        ("x", lambda: saj.float8_attention(*(jnp.ones((1, 4, 2, 8), complex) for _ in "qkv"), "full")),
         ("axes", lambda: saj.to_float8(x, axes="shd")),
         ("scales", lambda: saj.to_float8(x, axes="thd", scales="row")),
     ):
@@ -492,6 +494,10 @@ def test_what_is_no_array():
     q, k, v, _ = operands()
     with pytest.raises(TypeError, match="argument k is list"):
         saj.attention(q, k.tolist(), v, TEXT)
+    for dtype in (object, np.longdouble, "U1"):
+        with pytest.raises(sa.DTypeError, match="argument k is an array of") as caught:
+            saj.attention(q, np.zeros(k.shape, dtype), v, TEXT)
+        assert caught.value.argument == "k"
     for call in (saj.attention, saj.float8_attention, functools.partial(saj.decode, starts=np.zeros(2, np.int32))):
         for name in ("q", "k"):
             with pytest.raises(sa.DTypeError, match=f"argument {name} is NoneType") as caught:

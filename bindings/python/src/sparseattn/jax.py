@@ -119,9 +119,13 @@ def _read(values: Any, name: str) -> Any:
     needed."""
     if isinstance(values, jax.Array) or values is None and name not in _NEEDED:
         return values
+    found = type(values).__name__
     if isinstance(values, np.ndarray):
-        return jnp.asarray(values)
-    message = f"argument {name} is {type(values).__name__}; accepted: an array of JAX or NumPy"
+        try:
+            return jnp.asarray(values)
+        except TypeError:
+            found = f"an array of {values.dtype}"
+    message = f"argument {name} is {found}; accepted: an array of JAX or NumPy, of a dtype that JAX has"
     raise DTypeError(message, "SPATTN_E_DTYPE", name)
 
 
@@ -360,6 +364,8 @@ def to_float8(x: Any, *, axes: str = "bshd", scales: str = "heads") -> tuple[jax
     Raises ArgumentError, ShapeError, DTypeError.
     """
     x = _read(x, "x")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise DTypeError(f"argument x is {x.dtype}; accepted: any floating dtype", "SPATTN_E_DTYPE", "x")
     tokens = {"bshd": 1, "bhsd": 2, "thd": 0}
     if axes not in tokens:
         raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(tokens)}", "SPATTN_E_RANGE", "axes")
