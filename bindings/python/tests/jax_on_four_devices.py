@@ -255,6 +255,19 @@ def test_shard_map_knows_that_results_differ():
         np.testing.assert_allclose(shared(weights, *arrays), call(weights, *arrays), rtol=1e-3, atol=1e-3)
 
 
+def test_programs_of_other_patterns_are_others():
+    """JAX's cache of compiled programs found one of another pattern, where it had been at the same address."""
+    q, k, v, _ = (jax.device_put(x, NamedSharding(MESH, OWN)) for x in operands())
+
+    def write(pattern):
+        text = jax.jit(lambda *x: saj.attention(*x, pattern)).lower(q, k, v).as_text()
+        text, addresses = re.subn(r'backend_config = "\d+"', "", text)
+        assert addresses
+        return text
+
+    assert write("causal") == write("causal") != write("full")
+
+
 def explicit_mesh():
     """A mesh whose axes types of arrays name, as those of jax.make_mesh are since JAX 0.9."""
     mesh = jax.make_mesh((2, 2), ("data", "model"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
 import math
 import pathlib
@@ -225,8 +226,14 @@ def _varying(array: Any) -> frozenset[str]:
 
 def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:
     is_exported = context.module_context.lowering_parameters.for_export
-    function = made.run if is_exported else jaxpr_as_fun(partitioned)
-    return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+
+    def run(*arrays: Any) -> Any:
+        return jaxpr_as_fun(partitioned)(*arrays)
+
+    # Of what devices share, JAX writes an address into the program, which another call may have had. The name of a
+    # function is what tells programs apart where compiled ones are kept (jax_compilation_cache_dir).
+    run.__name__ = f"sparseattn_{hashlib.sha256(repr(made).encode()).hexdigest()}"
+    return mlir.lower_fun(made.run if is_exported else jax.jit(run), multiple_results=True)(context, *arrays)
 
 
 # A call of which nobody knows yet whether it is compiled here, or exported. JAX looks into its jaxpr, and so finds that
