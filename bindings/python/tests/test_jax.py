@@ -370,6 +370,11 @@ def test_vmap_is_a_loop(pattern, options, in_axes):
         close([x[n] for x in found], both(*one), 1e-6)
 
 
+def test_more_calls_than_a_plan_has_batch_entries():
+    q = jnp.arange(2.0**20 + 1).reshape(-1, 1, 1, 1, 1)
+    assert (jax.jit(jax.vmap(lambda v: saj.attention(jnp.ones_like(v), v, v, "full")))(q) == q).all()
+
+
 def test_sinks_may_be_mapped():
     q, k, v, _ = operands()
     sinks = jnp.asarray([[0.5, -2, 1, 3], [0, 1, 2, 3]], jnp.float32)
