@@ -442,11 +442,12 @@ def test_sizes_of_zero():
     assert (saj.attention(q, k[:, :0], v[:, :0], "full") == 0).all()
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("attend", [saj.attention, saj.float8_attention])
+def test_a_second_derivative_is_refused(attend):
     q, k, v, _ = operands(jnp.float64, seq=6, batch=1)
 
     def loss(q):
-        return saj.attention(q, k, v, "full").sum()
+        return attend(q, k, v, "full").sum()
 
     twice = {
         "grad of grad": jax.grad(lambda q: jax.grad(loss)(q).sum()),

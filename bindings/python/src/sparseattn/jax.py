@@ -392,7 +392,13 @@ def _rounded_attention(call: Call, given: tuple[Any, ...], operands: _Operands) 
     return _compute(call, operands)
 
 
+# The operands, which have no derivatives themselves: a second one of what was given would be zero, and not refused.
+_stand_for = jax.custom_jvp(lambda given, operands: operands)
+_stand_for.defjvp(_refuse)
+
+
 def _rounded_forward(call: Call, given: tuple[Any, ...], operands: _Operands) -> Any:
+    operands = _stand_for(given, operands)
     out, lse = _compute(_with_backward(call), operands)
     nothing = tuple(x if x is None else jnp.zeros(0, x.dtype) for x in given)  # that knows its dtype
     return (out, lse), (nothing, operands, out, lse)
