@@ -214,6 +214,92 @@ def test_shard_map(mapped):
     assert check(found, arrays, [spec] * 4) == set()
 
 
+def shard_map_of_types():
+    """shard_map as JAX has it by default, where types say along which axes of a mesh arrays differ."""
+    shard_map = getattr(jax, "shard_map", None)
+    if shard_map is None or "check_vma" not in inspect.signature(shard_map).parameters:
+        pytest.skip("this JAX has another shard_map")
+    return shard_map
+
+
+@pytest.mark.parametrize("heads_kv, of_k", [(2, OWN), (1, P("data"))])
+def test_shard_map_adds_up_gradients_of_what_devices_have_in_common(heads_kv, of_k):
+    shard_map, arrays, specs = shard_map_of_types(), operands(4, heads_kv), (OWN, of_k, of_k, OWN)
+    results = (OWN, of_k, of_k), (OWN, P("data", "model"))
+    check(shard_map(causal(), mesh=MESH, in_specs=specs, out_specs=results), arrays, specs)
+
+    def outside(q, k, v, dout):
+        attend = functools.partial(saj.float8_attention, pattern="causal")
+        attend = shard_map(attend, mesh=MESH, in_specs=specs[:3], out_specs=OWN)
+        return jax.grad(lambda *x: (attend(*x) * dout).sum(), (0, 1, 2))(q, k, v)
+
+    check(outside, arrays, specs, bound=2e-2)
+
+
+def test_shard_map_knows_that_results_differ():
+    """A weight behind attention of what has no gradients gets one from all devices."""
+    shard_map, (q, k, v, _) = shard_map_of_types(), operands()
+    weights, starts = jnp.linspace(-1, 1, 16), jnp.asarray([3, 5, 30, 20])
+
+    def differentiate(attend, weights, *x):
+        return jax.grad(lambda weights: (attend(*x) @ weights).sum())(weights)
+
+    attention = functools.partial(saj.attention, pattern="causal")
+    for attend, arrays, specs in (
+        (attention, (q, k, v), (OWN, OWN, OWN)),
+        (jax.vmap(attention), (q[None], k[None], v[None]), (P(None, *OWN),) * 3),
+        (lambda q, k, v, starts: saj.decode(q, k, v, "causal", starts), (q, k, v, starts), (OWN, OWN, OWN, P("data"))),
+    ):
+        call = functools.partial(differentiate, attend)
+        shared = jax.jit(shard_map(call, mesh=MESH, in_specs=(P(), *specs), out_specs=P()))
+        np.testing.assert_allclose(shared(weights, *arrays), call(weights, *arrays), rtol=1e-3, atol=1e-3)
+
+
+def test_programs_of_other_patterns_are_others():
+    """JAX's cache of compiled programs found one of another pattern, where it had been at the same address."""
+    q, k, v, _ = (jax.device_put(x, NamedSharding(MESH, OWN)) for x in operands())
+
+    def write(pattern):
+        text = jax.jit(lambda *x: saj.attention(*x, pattern)).lower(q, k, v).as_text()
+        text, addresses = re.subn(r'backend_config = "\d+"', "", text)
+        assert addresses
+        return text
+
+    assert write("causal") == write("causal") != write("full")
+
+
+def explicit_mesh():
+    """A mesh whose axes types of arrays name, as those of jax.make_mesh are since JAX 0.9."""
+    mesh = jax.make_mesh((2, 2), ("data", "model"))
+    if {kind.name for kind in mesh.axis_types or ()} != {"Explicit"}:
+        pytest.skip("meshes of this JAX have other axes by themselves")
+    return mesh
+
+
+@pytest.mark.parametrize(
+    "heads_kv, of_q, of_k, moves",
+    [(2, OWN, OWN, set()), (1, OWN, P("data"), {"all-reduce"}), (2, *[P("data", "model")] * 2, {"all-gather"})],
+    ids=["own", "keys in common", "tokens"],
+)
+def test_axes_that_types_name(heads_kv, of_q, of_k, moves):
+    """A gradient must lie as what it is of."""
+    arrays, specs, mesh = operands(4, heads_kv), (of_q, of_k, of_k, of_q), explicit_mesh()
+    with jax.set_mesh(mesh):
+        assert check(causal(), arrays, specs, mesh) == moves
+        many = [jnp.stack([x, -x]) for x in arrays]
+        assert check(jax.vmap(causal()), many, [P(None, *spec) for spec in specs], mesh) == moves
+
+
+def test_axes_that_types_name_beside_those_of_shard_map():
+    arrays, mesh, spec = operands(), explicit_mesh(), P("data")
+    expected = causal()(*arrays)
+    with jax.set_mesh(mesh):
+        call = jax.shard_map(causal(), in_specs=(spec,) * 4, out_specs=((spec,) * 3, (spec,) * 2), axis_names={"data"})
+        found = jax.jit(call)(*(jax.device_put(x, NamedSharding(mesh, OWN)) for x in arrays))
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
 def exported(call, arrays, specs):
     """The program of a file, for four devices, on arrays that lie so."""
     pytest.importorskip("flatbuffers")  # with which JAX writes programs

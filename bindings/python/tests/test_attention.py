@@ -172,6 +172,8 @@ def test_rows_without_keys():
         (dict(q=np.ma.zeros((2, 70, 4, 24), np.float32)), sa.DTypeError, "q"),
         (dict(axes=3), sa.ArgumentError, "problem.axes"),
         (dict(scale="large"), sa.DTypeError, "problem.scale"),
+        (dict(scale=""), sa.DTypeError, "problem.scale"),
+        (dict(softcap=np.ones(3)), sa.DTypeError, "problem.softcap"),
         (dict(softcap=[1, 2]), sa.DTypeError, "problem.softcap"),
         (dict(q_offset=1.5), sa.DTypeError, "problem.q_offset"),
         (dict(q_offset=1 << 70), sa.ArgumentError, "problem.q_offset"),

@@ -244,6 +244,8 @@ def test_to_float8_of_what_has_no_size():
     for argument, call in (
         ("x", lambda: saj.to_float8(x)),
         ("x", lambda: saj.to_float8([1.0])),
+        ("x", lambda: saj.to_float8(jnp.ones((1, 4, 2, 8), int))),
+        ("x", lambda: saj.float8_attention(*(jnp.ones((1, 4, 2, 8), complex) for _ in "qkv"), "full")),
         ("axes", lambda: saj.to_float8(x, axes="shd")),
         ("scales", lambda: saj.to_float8(x, axes="thd", scales="row")),
     ):
@@ -368,6 +370,11 @@ def test_vmap_is_a_loop(pattern, options, in_axes):
         close([x[n] for x in found], both(*one), 1e-6)
 
 
+def test_more_calls_than_a_plan_has_batch_entries():
+    q = jnp.arange(2.0**20 + 1).reshape(-1, 1, 1, 1, 1)
+    assert (jax.jit(jax.vmap(lambda v: saj.attention(jnp.ones_like(v), v, v, "full")))(q) == q).all()
+
+
 def test_sinks_may_be_mapped():
     q, k, v, _ = operands()
     sinks = jnp.asarray([[0.5, -2, 1, 3], [0, 1, 2, 3]], jnp.float32)
@@ -435,11 +442,12 @@ def test_sizes_of_zero():
     assert (saj.attention(q, k[:, :0], v[:, :0], "full") == 0).all()
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("attend", [saj.attention, saj.float8_attention])
+def test_a_second_derivative_is_refused(attend):
     q, k, v, _ = operands(jnp.float64, seq=6, batch=1)
 
     def loss(q):
-        return saj.attention(q, k, v, "full").sum()
+        return attend(q, k, v, "full").sum()
 
     twice = {
         "grad of grad": jax.grad(lambda q: jax.grad(loss)(q).sum()),
@@ -492,6 +500,10 @@ def test_what_is_no_array():
     q, k, v, _ = operands()
     with pytest.raises(TypeError, match="argument k is list"):
         saj.attention(q, k.tolist(), v, TEXT)
+    for dtype in (object, np.longdouble, "U1"):
+        with pytest.raises(sa.DTypeError, match="argument k is an array of") as caught:
+            saj.attention(q, np.zeros(k.shape, dtype), v, TEXT)
+        assert caught.value.argument == "k"
     for call in (saj.attention, saj.float8_attention, functools.partial(saj.decode, starts=np.zeros(2, np.int32))):
         for name in ("q", "k"):
             with pytest.raises(sa.DTypeError, match=f"argument {name} is NoneType") as caught:

@@ -182,8 +182,8 @@ static int read_buffers(task* t, int fold) {
 
 /* ---- plan and run ---- */
 
-/* The plan of the whole call as one larger batch; on a cache, where the pattern names batch entries, or sinks differ
- * from call to call, that of one call. */
+/* The plan of the whole call as one larger batch; on a cache, where the pattern names batch entries or a plan takes no
+ * more of them, or sinks differ from call to call, that of one call. */
 static spattn_status make_plan(task* t, const spattn_pattern* pattern) {
     const spattn_context* context = NULL;
     const int rank = t->problem.axes == SPATTN_THD ? 3 : 4;
@@ -197,7 +197,7 @@ static spattn_status make_plan(task* t, const spattn_pattern* pattern) {
     for (int i = 0; i < q->rank - rank; ++i) t->repeats *= q->sizes[i];
     larger.batch *= t->repeats;
     if (fold) status = spattn_plan_create(context, pattern, &larger, t->stream, &plan);
-    if (!fold || status == SPATTN_E_SHAPE) {
+    if (!fold || status == SPATTN_E_SHAPE || status == SPATTN_E_RANGE) {
         fold = 0;
         status = spattn_plan_create(context, pattern, &t->problem, t->stream, &plan);
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
 import math
 import pathlib
@@ -103,7 +104,10 @@ class _Pass(NamedTuple):
 
     def run(self, *arrays: Any) -> tuple[jax.Array, ...]:
         forms = tuple(jax.ShapeDtypeStruct(shape, dtype) for _, shape, dtype in self.results)
-        return tuple(jax.ffi.ffi_call(f"sparseattn_{self.op}", forms)(*arrays, **self.call.attributes()))
+        arrays = vary_alike(arrays)
+        results = jax.ffi.ffi_call(f"sparseattn_{self.op}", forms)(*arrays, **self.call.attributes())
+        alike: tuple[jax.Array, ...] = vary_alike((*arrays, *results))
+        return alike[len(arrays) :]
 
     def grown(self, size: int) -> _Pass:
         """The pass of so many of these."""
@@ -160,27 +164,76 @@ def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, .
 
 def _shared(made: _Pass) -> Any:
     """What runs a pass where arrays may lie on several devices."""
-    if _is_manual():
-        return made.run
     partitioned = _partitioned(made)
 
-    def run(*arrays: Any) -> tuple[Any, ...]:
+    def run_shared(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_shared_call.bind(*arrays, made=made, partitioned=jax.make_jaxpr(partitioned)(*arrays)))
 
-    return run
+    run = made.run if _axes_of("Manual") else run_shared
+    explicit = _axes_of("Explicit")
+
+    def run_typed(*arrays: Any) -> tuple[Any, ...]:
+        typed = jax.sharding.auto_axes(run, axes=explicit, out_sharding=_types_of_results(made, arrays))
+        return tuple(typed(*arrays))
+
+    return run_typed if explicit else run
 
 
-def _is_manual() -> bool:
-    """Whether this is traced inside of shard_map, where each device has its own arrays."""
+def _axes_of(kind: str) -> tuple[str, ...]:
+    """The axes of a kind of the mesh for which this is traced: "Manual" inside of shard_map, where each device has
+    its own arrays, or "Explicit", along which the types of arrays say how they lie."""
     mesh_of_now = getattr(jax.sharding, "get_abstract_mesh", None)  # which jax 0.5.0 does not have
-    kinds = mesh_of_now().axis_types if mesh_of_now is not None else None
-    return any(kind.name == "Manual" for kind in kinds or ())
+    mesh = mesh_of_now() if mesh_of_now is not None else None
+    kinds = zip(mesh.axis_names, mesh.axis_types or ()) if mesh is not None else ()
+    return tuple(name for name, one in kinds if one.name == kind)
+
+
+def _types_of_results(made: _Pass, arrays: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
+    """How results lie, as their types are to say: gradients as what they are of, the others as q."""
+    specs = {name: jax.typeof(x).sharding.spec for name, x in zip(made.operands, arrays)}
+
+    def spec(result: str) -> PartitionSpec:
+        source = result[1:] if result[1:] in specs else "q"
+        dividers = dict(zip(made.axes(source), specs[source]))
+        return PartitionSpec(*(dividers.get(axis) for axis in made.axes(result)))
+
+    return tuple(spec(name) for name, *_ in made.results)
+
+
+def vary_alike(arrays: Any) -> Any:
+    """A tree of arrays that JAX takes to differ between the devices of shard_map wherever one of them may. Its own
+    operators do so with their operands, and with their results; what it knows nothing of must be told. It then adds up
+    what devices have of the gradient of an array that is the same on them."""
+    axes = frozenset().union(*map(_varying, jax.tree.leaves(arrays)))
+    if not axes:
+        return arrays
+    vary = functools.partial(jax.lax.pcast, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary
+
+    def cast(array: Any) -> Any:
+        others = axes - _varying(array)
+        return vary(array, tuple(sorted(others))) if others else array
+
+    return jax.tree.map(cast, arrays)
+
+
+def _varying(array: Any) -> frozenset[str]:
+    """The axes of the mesh of shard_map along which an array differs, where JAX counts them (check_vma)."""
+    kind = jax.typeof(array) if hasattr(jax, "typeof") else None
+    manual = getattr(kind, "manual_axis_type", None)  # jax 0.8 has vma instead, and 0.5 neither
+    found: frozenset[str] = getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+    return found
 
 
 def _lower(context: Any, *arrays: Any, made: _Pass, partitioned: Any) -> Any:
     is_exported = context.module_context.lowering_parameters.for_export
-    function = made.run if is_exported else jaxpr_as_fun(partitioned)
-    return mlir.lower_fun(function, multiple_results=True)(context, *arrays)
+
+    def run(*arrays: Any) -> Any:
+        return jaxpr_as_fun(partitioned)(*arrays)
+
+    # Of what devices share, JAX writes an address into the program, which another call may have had. The name of a
+    # function is what tells programs apart where compiled ones are kept (jax_compilation_cache_dir).
+    run.__name__ = f"sparseattn_{hashlib.sha256(repr(made).encode()).hexdigest()}"
+    return mlir.lower_fun(made.run if is_exported else jax.jit(run), multiple_results=True)(context, *arrays)
 
 
 # A call of which nobody knows yet whether it is compiled here, or exported. JAX looks into its jaxpr, and so finds that

@@ -131,9 +131,9 @@ def make_problem(
         head_dim=head_dim,
         head_dim_v=head_dim_v,
         axes=_read_axes(axes),
-        scale=scale or 0.0,
-        softcap=softcap or 0.0,
-        q_offset=q_offset or 0,
+        scale=0.0 if scale is None else scale,
+        softcap=0.0 if softcap is None else softcap,
+        q_offset=0 if q_offset is None else q_offset,
         page_size=page_size or 0,
     )
     problem.dtype.code, problem.dtype.bits, problem.dtype.lanes = *dtype, 1

@@ -22,7 +22,7 @@ import numpy as np
 from ._arrays import FLOATS, dtype_code, read_dtype
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._indexed import pattern_of_call
-from ._jax_calls import OPTIONAL, SCALES, Call, invoke, register, which
+from ._jax_calls import OPTIONAL, SCALES, Call, invoke, register, vary_alike, which
 from ._patterns import as_pattern
 from ._problem import as_bytes, make_problem, row_axes, shape_of_lists, sizes_of
 
@@ -119,9 +119,13 @@ def _read(values: Any, name: str) -> Any:
     needed."""
     if isinstance(values, jax.Array) or values is None and name not in _NEEDED:
         return values
+    found = type(values).__name__
     if isinstance(values, np.ndarray):
-        return jnp.asarray(values)
-    message = f"argument {name} is {type(values).__name__}; accepted: an array of JAX or NumPy"
+        try:
+            return jnp.asarray(values)
+        except TypeError:
+            found = f"an array of {values.dtype}"
+    message = f"argument {name} is {found}; accepted: an array of JAX or NumPy, of a dtype that JAX has"
     raise DTypeError(message, "SPATTN_E_DTYPE", name)
 
 
@@ -250,8 +254,7 @@ def attention(
     those of their queries. Where those of queries are divided further than heads_kv can be, each device has all heads
     of keys that are left, and gradients of these are added up. What is divided otherwise, say along tokens, is gathered
     first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
-    heads, of its own; gradients inside of it need check_vma=False. Programs of jax.export gather what calls read that
-    are outside of jax.shard_map.
+    heads, of its own. Programs of jax.export gather what calls read that are outside of jax.shard_map.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
@@ -338,7 +341,7 @@ def _prepare(
     own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     _check_lists(made, operands._asdict(), sizes, axes)
-    return Call(made.save(), as_bytes(problem), which(operands._asdict())), operands
+    return Call(made.save(), as_bytes(problem), which(operands._asdict())), vary_alike(operands)
 
 
 # ---- operands that are rounded to float8 ----
@@ -361,6 +364,8 @@ def to_float8(x: Any, *, axes: str = "bshd", scales: str = "heads") -> tuple[jax
     Raises ArgumentError, ShapeError, DTypeError.
     """
     x = _read(x, "x")
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise DTypeError(f"argument x is {x.dtype}; accepted: any floating dtype", "SPATTN_E_DTYPE", "x")
     tokens = {"bshd": 1, "bhsd": 2, "thd": 0}
     if axes not in tokens:
         raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(tokens)}", "SPATTN_E_RANGE", "axes")
@@ -387,7 +392,13 @@ def _rounded_attention(call: Call, given: tuple[Any, ...], operands: _Operands) 
     return _compute(call, operands)
 
 
+# The operands, which have no derivatives themselves: a second one of what was given would be zero, and not refused.
+_stand_for = jax.custom_jvp(lambda given, operands: operands)
+_stand_for.defjvp(_refuse)
+
+
 def _rounded_forward(call: Call, given: tuple[Any, ...], operands: _Operands) -> Any:
+    operands = _stand_for(given, operands)
     out, lse = _compute(_with_backward(call), operands)
     nothing = tuple(x if x is None else jnp.zeros(0, x.dtype) for x in given)  # that knows its dtype
     return (out, lse), (nothing, operands, out, lse)
@@ -440,7 +451,7 @@ def float8_attention(
     options: dict[str, Any] = {"scale": scale, "softcap": softcap, "q_offset": q_offset, "head_dim_v": head_dim_v}
     options |= {"deterministic": deterministic, "reference": reference, "tf32": False}
     call, operands = _prepare(arrays, pattern, axes, **options)
-    out, lse = _rounded_attention(call, given, operands)
+    out, lse = _rounded_attention(call, *vary_alike((given, operands)))
     out = out.astype(q.dtype)
     return (out, lse) if return_lse else out
 
