@@ -37,13 +37,13 @@ int attribute(cudaDeviceAttr which, int index) {
     return value;
 }
 
-// What rows ask of every device, asked once: every row asks for every plan.
+// What rows ask of every device, asked once: every row asks for every plan. Never destroyed, as the tables of rows.
 struct Facts {
     int capability = 0, shared_bytes = 0;
 };
 constexpr Facts turing{75, 64 * 1024};
 Facts facts_of(int index) {
-    static const std::vector<Facts> all = [] {
+    static const auto& all = *new std::vector<Facts>([] {
         std::vector<Facts> found = std::vector<Facts>(size_t(count_devices()));
         for (int i = 0; i < int(found.size()); ++i)
             found[size_t(i)] = {10 * attribute(cudaDevAttrComputeCapabilityMajor, i) +
@@ -51,7 +51,7 @@ Facts facts_of(int index) {
                                 attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, i)};
         if (SPATTN_CUDA_TURING) std::fill(found.begin(), found.end(), turing);  // whose code alone was compiled
         return found;
-    }();
+    }());
     return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : Facts{};
 }
 
