@@ -567,6 +567,18 @@ def test_errors_of_compiled_code_are_ours():
     assert caught.value.argument == "v" and caught.value.status == "SPATTN_E_DTYPE"
 
 
+def test_compiled_code_makes_patterns_between_its_graphs():
+    """Without fullgraph, torch.compile leaves calls of the library to Python, which has the numbers of each call."""
+    torch._dynamo.reset()
+
+    def attend(x, offsets):
+        return sat.attention(2 * x, x, x, sa.per_document("causal", offsets), axes="thd")
+
+    compiled, x = torch.compile(attend, backend="eager"), torch.randn(12, 1, 8)
+    for offsets in ([0, 4, 12], [0, 7, 12]):
+        assert torch.equal(compiled(x, offsets), attend(x, offsets))
+
+
 def test_dispatch_modes_see_the_operator():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
