@@ -818,6 +818,16 @@ def test_sdpa_takes_masks_for_patterns():
     assert caught.value.argument == "mask"
 
 
+@pytest.mark.parametrize("batch, seq_q, seq_k", [(0, 5, 7), (2, 5, 0), (2, 0, 7)])
+def test_masks_without_elements_hide_nothing(batch, seq_q, seq_k):
+    q, k = torch.randn(batch, seq_q, 2, 8), torch.randn(batch, seq_k, 2, 8)
+    for shape in ((batch, 1, 1, seq_k), (batch, 2, seq_q, seq_k)):
+        mask = torch.ones(shape, dtype=torch.bool)
+        assert torch.equal(sat.attention(q, k, k, mask), sat.attention(q, k, k, "full"))
+        out = sat.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, k)), mask, pattern="causal")
+        assert out.shape == (batch, 2, seq_q, 8)
+
+
 def test_sdpa_is_causal_within_patterns_in_compiled_code():
     torch._dynamo.reset()
 
