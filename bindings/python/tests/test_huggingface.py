@@ -202,6 +202,21 @@ def test_packed_sequences_have_positions_of_their_own(kind, more):
     close(found[1:], logits(model, name, TOKENS[1:]), 1e-5)
 
 
+def test_packed_sequences_that_only_flash_attention_would_know_are_refused(llama):
+    """A cache hides from transformers what position_ids tell."""
+    llama.set_attn_implementation(CAUSAL)
+    items = [{"input_ids": TOKENS[0, :12].tolist()}, {"input_ids": TOKENS[1].tolist()}]
+    packed = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(items)
+    found = llama(**packed, use_cache=False).logits
+    expected = [logits(llama, CAUSAL, row) for row in (TOKENS[:1, :12], TOKENS[1:])]
+    close(found, torch.cat(expected, 1), 1e-5)
+    with pytest.raises(sa.UnsupportedError, match="tells of 2 sequences in a row.*use_cache=False") as caught:
+        llama(**packed)
+    assert caught.value.argument == "cu_seq_lens_q"
+    one = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)(items[:1])
+    close(llama(**one).logits, expected[0], 1e-5)
+
+
 def test_masks_of_a_users_own(llama):
     allowed = torch.rand(2, 1, 30, 30, generator=torch.Generator().manual_seed(2)) < 0.5
     allowed |= torch.eye(30, dtype=torch.bool)

@@ -567,6 +567,18 @@ def test_errors_of_compiled_code_are_ours():
     assert caught.value.argument == "v" and caught.value.status == "SPATTN_E_DTYPE"
 
 
+def test_compiled_code_makes_patterns_between_its_graphs():
+    """Without fullgraph, torch.compile leaves calls of the library to Python, which has the numbers of each call."""
+    torch._dynamo.reset()
+
+    def attend(x, offsets):
+        return sat.attention(2 * x, x, x, sa.per_document("causal", offsets), axes="thd")
+
+    compiled, x = torch.compile(attend, backend="eager"), torch.randn(12, 1, 8)
+    for offsets in ([0, 4, 12], [0, 7, 12]):
+        assert torch.equal(compiled(x, offsets), attend(x, offsets))
+
+
 def test_dispatch_modes_see_the_operator():
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -806,6 +818,16 @@ def test_sdpa_takes_masks_for_patterns():
     assert caught.value.argument == "mask"
 
 
+@pytest.mark.parametrize("batch, seq_q, seq_k", [(0, 5, 7), (2, 5, 0), (2, 0, 7)])
+def test_masks_without_elements_hide_nothing(batch, seq_q, seq_k):
+    q, k = torch.randn(batch, seq_q, 2, 8), torch.randn(batch, seq_k, 2, 8)
+    for shape in ((batch, 1, 1, seq_k), (batch, 2, seq_q, seq_k)):
+        mask = torch.ones(shape, dtype=torch.bool)
+        assert torch.equal(sat.attention(q, k, k, mask), sat.attention(q, k, k, "full"))
+        out = sat.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, k)), mask, pattern="causal")
+        assert out.shape == (batch, 2, seq_q, 8)
+
+
 def test_sdpa_is_causal_within_patterns_in_compiled_code():
     torch._dynamo.reset()
 
@@ -853,6 +875,9 @@ def test_sdpa_groups_of_heads():
         (dict(scale=torch.ones((), requires_grad=True)), sa.ArgumentError, "scale"),
         (dict(key=torch.randn(4, 30, 16)), sa.ShapeError, "key"),
         (dict(query=np.zeros((2, 4, 30, 16))), sa.DTypeError, "query"),
+        (dict(value=torch.nested.nested_tensor([torch.ones(4, 30, 16)] * 2)), sa.ArgumentError, "value"),
+        (dict(key=torch.ones(2, 4, 30, 16).to_sparse()), sa.ArgumentError, "key"),
+        (dict(attn_mask=torch.ones(30, 30, dtype=torch.bool).to_sparse()), sa.ArgumentError, "attn_mask"),
         (dict(pattern=3), sa.DTypeError, "pattern"),
         (dict(pattern=torch.ones(2, 1, 1, 29, dtype=torch.bool)), sa.ShapeError, "mask"),
     ],

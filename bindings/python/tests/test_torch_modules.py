@@ -117,6 +117,14 @@ def test_a_row_without_keys_has_the_bias():
     assert torch.equal(out[1], ours.out_proj.bias.expand(10, 32)) and out.isfinite().all()
 
 
+@pytest.mark.parametrize("batch, seq_q, seq_k", [(0, 5, 7), (2, 5, 0)])
+def test_masks_of_an_empty_batch_and_of_no_keys(batch, seq_q, seq_k):
+    _, ours = layers(32, 4, "full", batch_first=True)
+    x, keys = torch.randn(batch, seq_q, 32), torch.randn(batch, seq_k, 32)
+    padding = torch.zeros(batch, seq_k, dtype=torch.bool)
+    assert torch.equal(ours(x, keys, keys, key_padding_mask=padding)[0], ours(x, keys, keys)[0])
+
+
 def test_in_a_transformer_of_torch_and_compiled():
     torch._dynamo.reset()
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)

@@ -6,10 +6,15 @@ from __future__ import annotations
 import operator
 import os
 import threading
+from types import SimpleNamespace
 from typing import Any, Callable
 
 from ._native import ffi as ffi
-from ._native import lib as lib
+from ._native import lib as _lib
+
+# The functions and numbers of the header. cffi's own object says of itself that it is a module, but takes no weak
+# references, which torch.compile makes of modules: it fails where a function that it follows calls the library.
+lib: Any = SimpleNamespace(**{name: getattr(_lib, name) for name in dir(_lib)})
 
 
 class SparseAttentionError(Exception):

@@ -40,11 +40,15 @@ def register(name: str, pattern: Pattern | str) -> str:
 
     name     a word of letters, digits, `_` and `-`, none of transformers' own; later calls of it replace the pattern
     pattern  a Pattern or its text, of positions in the sequence: in a padded row they count from its first real token,
-             and tokens that are masked behind it are counted; in a packed row, of which position_ids tell, from the
-             first token of each sequence; under a mask with four axes from the first token of the row
+             and tokens that are masked behind it are counted; in a packed row from the first token of each sequence;
+             under a mask with four axes from the first token of the row
+
+    transformers reads of position_ids which sequences are packed in a row, but only in calls that have no
+    attention_mask and no cache, as with use_cache=False.
 
     Raises ArgumentError for the name, FormatError for a text that is no pattern. The model's calls raise
-    UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches.
+    UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches,
+    and sequences of which cu_seq_lens_q alone tells.
     """
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
         raise ArgumentError(f"argument name is {name!r}; accepted: letters, digits, _ and -", argument="name")
@@ -65,11 +69,12 @@ class _Mask(torch.Tensor):
     """
 
     pattern: Pattern
+    is_packed: bool  # of which sequences are packed in a row
 
     @staticmethod
-    def __new__(cls, pattern: Pattern, shape: tuple[int, ...], device: Any) -> _Mask:
+    def __new__(cls, pattern: Pattern, shape: tuple[int, ...], device: Any, is_packed: bool) -> _Mask:
         made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        made.pattern = pattern
+        made.pattern, made.is_packed = pattern, is_packed
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]  # nobody prints the elements of this one
@@ -131,7 +136,7 @@ def _make_mask(
         options = {"mask_function": mask_function, "attention_mask": attention_mask, "config": config, **more}
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         made = made & mask(sdpa_mask(**sizes, **offsets, **options).cpu().numpy())
-    return _Mask(made, (batch_size, 1, q_length, kv_length), more.get("device", "cpu"))
+    return _Mask(made, (batch_size, 1, q_length, kv_length), more.get("device", "cpu"), packed is not None)
 
 
 def _model_pattern(mask_function: Callable[..., Any]) -> Pattern | None:
@@ -215,6 +220,8 @@ def _attend(
     _refuse(dropout=dropout, **more)
     if _may_be_cross(module):
         raise _cross_attention()
+    if attention_mask is None or isinstance(attention_mask, _Mask) and not attention_mask.is_packed:
+        _refuse_packed(more.get("cu_seq_lens_q"))
     if attention_mask is None:  # a model that asks for no mask, or says by None that there is nothing to mask
         causal_here = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if not causal_here and query.shape[2] != key.shape[2]:
@@ -309,3 +316,14 @@ def _refuse(dropout: float, position_bias: Any = None, cache: Any = None, **_: A
         raise UnsupportedError("the model adds a position bias to scores; accepted: models that do not")
     if cache is not None:
         raise UnsupportedError("a paged cache of continuous batching; accepted: dynamic, static and sliding caches")
+
+
+def _refuse_packed(offsets: torch.Tensor | None) -> None:
+    """Raises where a data collator says to attention functions that read it, as flash attention, that sequences are
+    packed in a row, and the mask does not know it."""
+    if offsets is not None and len(offsets) > 2:
+        message = (
+            f"cu_seq_lens_q tells of {len(offsets) - 1} sequences in a row, and the model's mask does not; accepted: "
+            "position_ids that begin anew with each, without attention_mask and with use_cache=False"
+        )
+        raise UnsupportedError(message, argument="cu_seq_lens_q")

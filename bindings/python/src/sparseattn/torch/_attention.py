@@ -558,7 +558,7 @@ def scaled_dot_product_attention(
         message = f"argument dropout_p is {dropout_p}; accepted: 0, as there is no dropout inside attention"
         raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "dropout_p")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, torch.Tensor):
+        if not _is_dense(tensor):
             require_tensor(tensor, name)
         if tensor.dim() < 2 or tensor.dim() != query.dim():
             message = f"argument {name} has shape {list(tensor.shape)}; accepted: [batch, heads, seq, head_dim]"
@@ -588,6 +588,11 @@ def scaled_dot_product_attention(
     return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])
 
 
+def _is_dense(x: Any) -> bool:
+    """Whether x is a tensor that has views: none that is nested, or sparse."""
+    return isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_nested
+
+
 def _four_axes(x: torch.Tensor) -> torch.Tensor:
     if x.dim() <= 4:
         return x[(None,) * (4 - x.dim())]
@@ -599,7 +604,7 @@ def _read_mask(mask: torch.Tensor, sizes: list[int]) -> torch.Tensor:
 
     sizes  [batch, heads_q, seq_q, seq_k], with all axes of the batch, to which the mask is broadcast
     """
-    if not isinstance(mask, torch.Tensor):
+    if not _is_dense(mask):
         require_memory(mask, "attn_mask")
     if mask.dtype != torch.bool:
         message = f"argument attn_mask is {mask.dtype}; accepted: torch.bool, True where a key takes part"

@@ -134,7 +134,7 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
             message = f"argument attn_mask has shape {list(attn_mask.shape)}; accepted: {batch * self.num_heads} masks"
             raise ShapeError(f"{message}, or two axes for all of them", "SPATTN_E_SHAPE", "attn_mask")
         pattern = causal_of(self.pattern) if is_causal else self.pattern
-        kept = None if padding is None else ~padding.reshape(-1, 1, 1, k.shape[1])
+        kept = None if padding is None else ~padding.reshape(batch, 1, 1, seq_k)
         if attn_mask is None:
             return pattern, kept
         allowed = ~attn_mask if attn_mask.dim() == 2 else ~attn_mask.unflatten(0, (-1, self.num_heads))

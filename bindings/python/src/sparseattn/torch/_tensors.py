@@ -374,6 +374,8 @@ def with_mask(pattern: Any, mask: torch.Tensor, sizes: dict[str, Any]) -> Patter
     """
     require_memory(mask, "mask")
     require_mask(mask, sizes)
+    if not mask.numel():  # there are no pairs to cut
+        return as_pattern(pattern)
     values = mask.detach().cpu().numpy()
     kept = mask_of_keys(values, sizes["seq_q"]) if mask.shape[-2] == 1 else as_pattern(values, "mask")
     return kept if pattern == "full" else as_pattern(pattern) & kept
