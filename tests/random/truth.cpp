@@ -266,7 +266,7 @@ private:
 
     // Units of 16 bits take products and sums below the least normal float for zero.
     double flushed() const { return 1e-37 + std::fabs(problem_.scale()) * 2 * double(dim_) * double(FLT_MIN); }
-    // Of a product, what they lose that take factors below it for zero.
+    // A product loses itself there, if one of its factors lies below it.
     double flushed(double x, double y) const {
         const double least = type_.weight != 0 ? double(FLT_MIN) : 0;
         return std::fabs(x) * std::min(std::fabs(y), least) + std::fabs(y) * std::min(std::fabs(x), least);

@@ -11,8 +11,8 @@ import sys
 
 import capi
 import pytest
-from crates import (CRATES, OLDEST, SYSTEM, WORKSPACE, demand_crate, demand_dependencies, demand_tests, demand_toolchain, run,
-                    skip_what_says_so, succeeds)
+from crates import (CRATES, OLDEST, SYSTEM, WORKSPACE, demand_crate, demand_dependencies, demand_tests,
+                    demand_toolchain, run, skip_what_says_so, succeeds)
 
 # Each with its oldest Rust, which other people's crates decide, and the features that its tests need.
 WITH_OTHER_PEOPLES = {"sparseattn-half": ("1.81", SYSTEM), "sparseattn-ndarray": ("1.81", SYSTEM),
