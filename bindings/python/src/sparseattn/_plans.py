@@ -19,6 +19,7 @@ from ._core import (
     check,
     default_context,
     ffi,
+    integer,
     lib,
     own,
     read_text,
@@ -30,7 +31,7 @@ from ._frames import BACKWARD, FORWARD, Frame, HostMemory
 from ._indexed import pattern_of_call
 from ._libraries import module_of
 from ._patterns import Pattern, Stats, as_pattern, pattern_named, read_stats
-from ._problem import make_problem, shape_of_lists, sizes_of
+from ._problem import make_problem, read_axes, shape_of_lists, sizes_of
 from ._step import OTHER_NUMBERS, Step, required_step
 
 if TYPE_CHECKING:
@@ -550,8 +551,11 @@ def find_plan(
     shapes  of q, k and v, the last of which is None where values lie in keys
     flags   sink_logits, backward, deterministic, reference, tf32
     """
+    read_axes(axes)
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")
+    q_offset = q_offset if q_offset is None else integer(q_offset, "problem.q_offset")
+    head_dim_v = head_dim_v if head_dim_v is None else integer(head_dim_v, "problem.head_dim_v")
     key = (kind, device, dtype, shapes, axes, scale, softcap, q_offset, head_dim_v, flags)
     found: Plan = find(make_plan, context, pattern, key)
     return found

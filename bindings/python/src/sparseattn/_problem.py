@@ -12,8 +12,8 @@ _AXES = {"bshd": lib.SPATTN_BSHD, "bhsd": lib.SPATTN_BHSD, "thd": lib.SPATTN_THD
 _AXIS_NAMES = {"b": "batch", "s": "seq", "t": "tokens", "h": "heads", "d": "head_dim"}
 
 
-def _read_axes(axes: str) -> int:
-    if axes not in _AXES:
+def read_axes(axes: str) -> int:
+    if not isinstance(axes, str) or axes not in _AXES:
         accepted = ", ".join(map(repr, _AXES))
         raise ArgumentError(f"axes is {axes!r}; accepted: {accepted}", "SPATTN_E_RANGE", "problem.axes")
     code: int = _AXES[axes]
@@ -33,7 +33,7 @@ def sizes_of(
     Raises ArgumentError for axes that are not known and for a head_dim_v of 0, ShapeError for a shape that has not as
     many of them, and for a v whose last is 0 or not head_dim_v: .argument names it.
     """
-    _read_axes(axes)
+    read_axes(axes)
     axes_k = "bshd" if axes == "thd" and page_table is not None else axes
     sizes = {}
     for name, shape, order in (("q", q, axes), ("k", k, axes_k), ("v", v, axes_k)):
@@ -130,7 +130,7 @@ def make_problem(
         seq_k=seq_k,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        axes=_read_axes(axes),
+        axes=read_axes(axes),
         scale=0.0 if scale is None else scale,
         softcap=0.0 if softcap is None else softcap,
         q_offset=0 if q_offset is None else q_offset,
