@@ -37,6 +37,7 @@ def test_help_names_every_command():
     said = command("--help").stdout
     assert all(f"\n    {name} " in said for name in ("demo", "show", "explain", "bench", "info", "selftest", "prefix"))
     assert "--pattern" in command("demo", "--help").stdout
+    assert "in float32" in " ".join(command("selftest", "--help").stdout.split())  # so it does on a GPU, too
 
 
 def test_version():

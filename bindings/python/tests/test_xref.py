@@ -117,6 +117,10 @@ def test_defaults_and_text():
         (lambda: sa.xref([1], window=0), sa.ArgumentError, "params.window"),
         (lambda: sa.xref([1], budget=95), sa.ArgumentError, "params.budget"),
         (lambda: sa.xref([1], links=200), sa.ArgumentError, "params.links"),
+        (lambda: sa.xref([1], links=-1), sa.ArgumentError, "params.links"),
+        (lambda: sa.xref([1], sinks=-1), sa.ArgumentError, "params.sinks"),
+        (lambda: sa.xref([1], stop_ratio=None), sa.DTypeError, "params.stop_ratio"),
+        (lambda: sa.xref([1], look_back=np.array([1, 2])), sa.DTypeError, "params.look_back"),
         (lambda: sa.xref([1, 2]).stats((3, 3)), sa.ShapeError, "pattern"),
     ],
 )
@@ -124,6 +128,11 @@ def test_misuse(make, kind, argument):
     with pytest.raises(kind) as caught:
         make()
     assert caught.value.argument == argument
+
+
+def test_errors_have_the_number_that_was_given():
+    with pytest.raises(sa.ArgumentError, match="params.window is 0; accepted: 1 or more"):
+        sa.xref([1], window=0)
 
 
 def test_a_text_that_goes_on_is_the_whole_text():

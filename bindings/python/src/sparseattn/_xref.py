@@ -9,7 +9,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from ._arrays import integers, tensor_in
-from ._core import ffi, lib, sized
+from ._core import ArgumentError, ffi, integer, lib, sized
 from ._patterns import Pattern, make_pattern
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -63,10 +63,19 @@ def xref(
         "look_back": look_back,
         "stop_ratio": stop_ratio,
     }
-    given = {name: number or -1 for name, number in numbers.items()}  # 0 would be the default
-    params = sized("spattn_xref", links=0 if links is None else links or -1, **given)
+    numbers |= {} if links is None else {"links": links}
+    params = sized("spattn_xref", **{name: _field(name, number) for name, number in numbers.items()})
     pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
     return make_pattern(lib.spattn_pattern_xref, integers(ids, "token_ids"), pairs, params)
+
+
+def _field(name: str, number: Any) -> int:
+    """The number as a field of spattn_xref, where 0 is the default and -1 a 0. Raises DTypeError and ArgumentError."""
+    argument, least = f"params.{name}", 1 if name in ("window", "budget") else 0
+    number = integer(number, argument)
+    if number < least:
+        raise ArgumentError(f"argument {argument} is {number}; accepted: {least} or more", "SPATTN_E_RANGE", argument)
+    return number or -1
 
 
 def xref_extend(pattern: Pattern, ids: Any, symbols: Any = None) -> Pattern:

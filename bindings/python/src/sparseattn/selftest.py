@@ -23,7 +23,7 @@ BOUND = 1e-5  # float32, a few hundred keys
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    demo.add_device(parser)
+    demo.add_device(parser, "float32")
 
 
 def worst_error(

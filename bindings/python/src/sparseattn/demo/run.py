@@ -65,12 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser, dtype: str = "bfloat16") -> None:
     parser.add_argument(
         "--device",
         type=device_argument,
         default="cpu",
-        help="where attention runs: cpu, or cuda, cuda:1, ... with torch, in bfloat16 (default %(default)s)",
+        help=f"where attention runs: cpu, or cuda, cuda:1, ... with torch, in {dtype} (default %(default)s)",
     )
 
 
