@@ -245,19 +245,24 @@ private:
                                         : int32_t(token);
     }
 
-    // act(first, count) for the tiles of each run that a sequence's queries have.
+    // act(first, count) for the tiles of each run that a sequence's queries have. Where offsets fall, its rows of tiles may
+    // be another sequence's.
     template <class Act>
     void each_run(int64_t sequence, Act act) const {
         const int64_t batch = made_.is_ragged ? 0 : sequence, kinds = made_.kinds / made_.batch;
-        const auto first_tile = [&](int64_t of) { return made_.first_tile(of, queries_of(of).begin); };
-        const int64_t begin = first_tile(sequence);
-        const int64_t end = made_.is_ragged && sequence + 1 < made_.sequences ? first_tile(sequence + 1) : made_.rows;
-        for (int64_t kind = batch * kinds; kind < (batch + 1) * kinds; ++kind)
-            for (int64_t row = begin; row < end; ++row) {
+        const CallCache::Queries queries = queries_of(sequence);
+        const int64_t before = floor_mod(start_of(sequence), made_.tile_q);
+        const int64_t tiles = ceil_div(before + queries.end - queries.begin, made_.tile_q);
+        const int64_t begin = made_.first_tile(sequence, queries.begin);
+        const int64_t end = std::min<int64_t>(begin + tiles, made_.rows);
+        for (int64_t row = begin; row < end; ++row) {
+            if (made_.is_ragged && sequence_of(row) != sequence) continue;
+            for (int64_t kind = batch * kinds; kind < (batch + 1) * kinds; ++kind) {
                 const Slice slice = made_.slices[kind * made_.rows + row];
                 for (int32_t i = slice.begin; i < slice.end; ++i)
                     act(made_.runs[i].first - made_.first_listed(sequence), made_.runs[i].count);
             }
+        }
     }
 
     // Which tiles of a sequence's keys its queries see.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Calls on a cache: what a call gives is rows of the whole sequence, wherever it begins and wherever pages lie; and
 // what is refused.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -682,6 +684,51 @@ TEST(ragged_calls_survive_any_offsets) {
         std::copy(offsets.begin(), offsets.end(), call.offsets.as<int64_t>());
         const Scratch scratch(plan.get(), call.args);
         succeed(spattn_forward(plan.get(), &call.args), "a ragged call");
+    }
+}
+
+// Memory that nobody may read in front of.
+class Walled {
+public:
+    explicit Walled(size_t bytes) : bytes_(page + (bytes + page - 1) / page * page) {
+        memory_ = static_cast<char*>(mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        mprotect(memory_, page, PROT_NONE);
+    }
+    ~Walled() { munmap(memory_, bytes_); }
+    Walled(const Walled&) = delete;
+    void* data() const { return memory_ + page; }
+
+private:
+    static constexpr size_t page = 65536;  // or less
+    size_t bytes_;
+    char* memory_;
+};
+
+// Of five sequences, all offsets that three queries may have; trees have blocks of keys, no lists.
+TEST(ragged_calls_survive_all_offsets) {
+    constexpr int64_t sequences = 5, queries = 3, page_size = 16, most = 48, size = 4;
+    const Context context = make_context();
+    auto problem = sized<spattn_problem>();
+    problem.flags = SPATTN_PLAN_STARTS | SPATTN_PLAN_PARENTS, problem.axes = SPATTN_THD, problem.dtype = f32;
+    problem.batch = sequences, problem.heads_q = 16, problem.heads_kv = 1, problem.seq_q = queries, problem.seq_k = most;
+    problem.head_dim = size, problem.page_size = page_size;
+    Tensor q({queries, 16, size}, f32), out({queries, 16, size}, f32);
+    Tensor starts({sequences}, i64), offsets({sequences + 1}, i64);
+    Tensor kv({sequences * most / page_size, page_size, 1, size}, f32), table({sequences, most / page_size}, i64);
+    Tensor parents({queries}, i64);
+    q.fill(1), std::fill_n(parents.as<int64_t>(), queries, -1);
+    const Walled walled(kv.bytes);
+    kv.view.data = walled.data();
+    std::iota(table.as<int64_t>(), table.as<int64_t>() + sequences * most / page_size, 0);
+    std::copy_n(std::array<int64_t, sequences>{46, 0, 10, 32, 40}.begin(), sequences, starts.as<int64_t>());
+    const Plan plan = try_plan(context, "causal", problem, "scalar_block_forward_f32_64x64");
+    auto args = sized<spattn_forward_args>();
+    args.q = &q.view, args.k = args.v = &kv.view, args.out = &out.view, args.parents = &parents.view;
+    args.starts = &starts.view, args.query_offsets = &offsets.view, args.page_table = &table.view;
+    const Scratch scratch(plan.get(), args);
+    for (int64_t code = 0; code < int64_t(1) << 2 * (sequences + 1); ++code) {
+        for (int64_t i = 0; i <= sequences; ++i) offsets.as<int64_t>()[i] = code >> 2 * i & 3;
+        succeed(spattn_forward(plan.get(), &args), "a ragged call");
     }
 }
 
