@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/check.h"
+#include "runtime/driver.h"
 
 namespace spattn::runtime {
 
@@ -55,18 +55,38 @@ Facts facts_of(int index) {
     return index >= 0 && size_t(index) < all.size() ? all[size_t(index)] : Facts{};
 }
 
+// A thread that has used no device has no context, though cudaGetDevice names one: to give that back by cudaSetDevice(0)
+// would make a context on GPU 0, of some hundred MiB, for good. So it gets none back.
+constexpr int no_context = -2;
+struct Contexts {
+    PFN_cuCtxGetCurrent_v4000 get = driver_function<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
+    PFN_cuCtxSetCurrent_v4000 set = driver_function<PFN_cuCtxSetCurrent_v4000>("cuCtxSetCurrent", 4000);
+
+    static const Contexts& of_driver() {
+        static const Contexts found;
+        return found;
+    }
+    bool is_there() const {
+        CUcontext context = nullptr;
+        return get(&context) == CUDA_SUCCESS && context;
+    }
+    void leave() const { set(nullptr); }
+};
+
 }  // namespace
 
 CurrentDevice::CurrentDevice(int index) {
     int before = 0;
     check(cudaGetDevice(&before), "cudaGetDevice");
-    if (before == index) return;
+    const bool has_context = Contexts::of_driver().is_there();
+    if (before == index && has_context) return;
     check(cudaSetDevice(index), "cudaSetDevice");
-    before_ = before;
+    before_ = has_context ? before : no_context;
 }
 
 CurrentDevice::~CurrentDevice() {
-    if (before_ >= 0) cudaSetDevice(before_);
+    if (before_ == no_context) Contexts::of_driver().leave();
+    else if (before_ >= 0) cudaSetDevice(before_);
 }
 
 int count_devices() {
@@ -92,12 +112,13 @@ void* allocate(int index, size_t bytes, void* stream) {
 }
 
 void release(int index, void* memory, size_t, void*) noexcept {
-    // At process exit the driver may be gone before the last plan: nothing is left to free then.
-    int before = 0;
-    if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(index) != cudaSuccess) return;
-    const RelaxedCapture relaxed;
-    cudaFree(memory);
-    cudaSetDevice(before);
+    try {
+        const CurrentDevice current(index);
+        const RelaxedCapture relaxed;
+        cudaFree(memory);
+    } catch (const Error&) {
+        // At process exit the driver may be gone before the last plan: nothing is left to free then.
+    }
 }
 
 void copy_in(int index, void* to, const void* from, size_t bytes, void* stream) {

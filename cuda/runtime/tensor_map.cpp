@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: MIT
 #include "runtime/tensor_map.h"
 
-#include <cudaTypedefs.h>
-
-#include "runtime/check.h"
+#include "runtime/driver.h"
 
 namespace spattn::runtime {
 
 namespace {
 
-// The encoder lives in the driver, which may be absent where the library is loaded: no link, a look-up at first use.
 PFN_cuTensorMapEncodeTiled_v12000 encoder() {
-    static const auto encode = [] {
-        void* function = nullptr;
-        cudaDriverEntryPointQueryResult found;
-        check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
-              "cudaGetDriverEntryPointByVersion");
-        require(found == cudaDriverEntryPointSuccess, SPATTN_E_DRIVER_TOO_OLD, "",
-                "driver without cuTensorMapEncodeTiled");
-        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
-    }();
+    static const auto encode = driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled", 12000);
     return encode;
 }
 

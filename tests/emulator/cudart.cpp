@@ -246,9 +246,17 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-    const bool known = std::string_view(symbol) == "cuTensorMapEncodeTiled";
-    *function = known ? reinterpret_cast<void*>(&emulator::encode) : nullptr;
-    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    static constexpr auto get_context = +[](CUcontext* context) {
+        static int one;
+        return *context = reinterpret_cast<CUcontext>(&one), CUDA_SUCCESS;
+    };
+    static constexpr auto set_context = +[](CUcontext) { return CUDA_SUCCESS; };
+    const std::string_view asked = symbol;
+    *function = asked == "cuTensorMapEncodeTiled" ? reinterpret_cast<void*>(&emulator::encode)
+                : asked == "cuCtxGetCurrent"      ? reinterpret_cast<void*>(get_context)
+                : asked == "cuCtxSetCurrent"      ? reinterpret_cast<void*>(set_context)
+                                                  : nullptr;
+    *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
 }
 
