@@ -74,10 +74,10 @@ impl Attention {
     }
 
     /// New tokens on a cache, forward alone: row `i` of `q`, `[batch, heads_q, new, head_dim]`, is token `starts[b] + i`
-    /// of its sequence, and sees of that and the tokens before what the pattern keeps. `k` and `v` have room for all tokens of
-    /// a sequence, `[batch, heads_kv, capacity, head_dim]`; with a `page_table`, `[batch, capacity / page_size]`, they are
-    /// pages, `[pages, heads_kv, page_size, head_dim]`. `starts` is `[batch]`, both of i32 or i64. One plan serves all
-    /// calls of so many new tokens. Not with [`Axes::Thd`].
+    /// of its sequence, and sees of that and the tokens before what the pattern keeps. `k` and `v` have room for all
+    /// tokens of a sequence, `[batch, heads_kv, capacity, head_dim]`; with a `page_table`, `[batch, capacity /
+    /// page_size]`, they are pages, `[pages, heads_kv, page_size, head_dim]`. `starts` is `[batch]`, both of i32 or i64.
+    /// One plan serves all calls of so many new tokens. Not with [`Axes::Thd`].
     pub fn decode(
         &self,
         q: &Tensor,
