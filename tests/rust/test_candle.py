@@ -10,7 +10,7 @@ NVCC = """\
 import pathlib, sys
 asked = sys.argv[1:]
 if "--version" in asked:
-    print("Cuda compilation tools, release 13.0, V13.0.0")
+    print("nvcc", "", "", "Cuda compilation tools, release 13.0, V13.0.0", sep="\\n")
 elif "--output-directory" in asked:
     folder = pathlib.Path(asked[asked.index("--output-directory") + 1])
     (folder / pathlib.Path(asked[-1]).with_suffix(".ptx").name).touch()

@@ -235,7 +235,7 @@ const PAGE: usize = 16;
 const PAGES: [usize; 4] = [16, PAGE, 2, 64];
 const PAGE_TABLE: [i32; 13] = [7, 2, 15, 0, 9, 4, 11, 1, 14, 5, 3, 12, 8]; // as many as hold SEQ tokens
 
-/// A prompt, then ten tokens at a time, come to a cache in pages that were never written. All that queries of these read.
+/// A prompt, then ten tokens at a time, come to a cache in pages that were never written. What their queries get.
 fn decode(gpu: &Arc<CudaStream>, o: &Operands, float8: bool) -> Vec<f32> {
     let stream = Stream::new(gpu).unwrap();
     let context = stream.context().unwrap();
