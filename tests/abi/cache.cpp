@@ -704,7 +704,7 @@ private:
     char* memory_;
 };
 
-// Five sequences meet all offsets that three queries may have. They are trees, for these have blocks of keys and no lists.
+// Five sequences meet all offsets that three queries may have. They are trees, which have blocks of keys and no lists.
 TEST(ragged_calls_survive_all_offsets) {
     constexpr int64_t sequences = 5, queries = 3, page_size = 16, most = 48, size = 4;
     const Context context = make_context();
