@@ -266,7 +266,7 @@ private:
 
     // Units of 16 bits take products and sums below the least normal float for zero.
     double flushed() const { return 1e-37 + std::fabs(problem_.scale()) * 2 * double(dim_) * double(FLT_MIN); }
-    // A product loses itself there, if one of its factors lies below it.
+    // With a factor below it they take all of a product for zero: what x y may be off by that.
     double flushed(double x, double y) const {
         const double least = type_.weight != 0 ? double(FLT_MIN) : 0;
         return std::fabs(x) * std::min(std::fabs(y), least) + std::fabs(y) * std::min(std::fabs(x), least);
@@ -549,7 +549,8 @@ private:
                                                              (2 * inexact + slope_error) * std::fabs(dp - delta)) +
                                                         type_.lightest * (std::fabs(dp) + std::fabs(delta) + 1));
             if (is_whole)
-                for (int64_t c = 0; c < dim_; ++c) dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]) + flushed(ds, k[c]));
+                for (int64_t c = 0; c < dim_; ++c)
+                    dq.add(size_t(c), ds * k[c], ds_error * std::fabs(k[c]) + flushed(ds, k[c]));
             if (place < 0) continue;
             terms_[size_t(place)].largest += p * most_dout + std::fabs(ds) * most_q, ++terms_[size_t(place)].count;
             for (int64_t c = 0; c < value_dim_; ++c)
@@ -561,7 +562,7 @@ private:
         }
         if (is_whole) compare_dq(b, h, row, dq);
         const double p_sink = std::exp(sink(h) - r.lse);
-        const double rounded = 2 * f32.sum * std::fabs(r.lse);  // rows of doubles, too, may read the lse that forward wrote
+        const double rounded = 2 * f32.sum * std::fabs(r.lse);  // rows of doubles, too, may read what forward wrote
         dsinks.add(g, -p_sink * delta, p_sink * ((r.relative + rounded) * std::fabs(delta) + delta_error));
         return true;
     }
