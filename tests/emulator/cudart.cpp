@@ -120,6 +120,13 @@ cudaError_t run(const Grid& grid, const std::function<void()>& kernel) {
     return failed ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
+// A thread has none until it chooses a device, or asks for memory.
+thread_local CUcontext context_of_thread = nullptr;
+void take_context() {
+    static int of_gpu;
+    context_of_thread = reinterpret_cast<CUcontext>(&of_gpu);
+}
+
 // Now, or whenever the graph runs.
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> effect) {
     if (!stream || !stream->captures) return answer(effect());
@@ -139,15 +146,20 @@ cudaError_t launch(const Grid& grid, cudaStream_t stream, std::function<void()> 
 }  // namespace emulator
 
 using emulator::answer;
+using emulator::context_of_thread;
 using emulator::enqueue;
 using emulator::gpu;
+using emulator::take_context;
 
 extern "C" {
 
 // ---- devices ----
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int device) { return answer(device ? cudaErrorInvalidDevice : cudaSuccess); }
+cudaError_t cudaSetDevice(int device) {
+    if (device) return answer(cudaErrorInvalidDevice);
+    return take_context(), cudaSuccess;
+}
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device) {
@@ -216,6 +228,7 @@ const char* cudaGetErrorString(cudaError_t error) { return cudaGetErrorName(erro
 
 // ---- memory: spoiled, so that who reads what nobody wrote finds NaN ----
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+    take_context();
     constexpr size_t alignment = 256, most = size_t(16) << 30;
     *memory = bytes <= most ? std::aligned_alloc(alignment, std::max(alignment, (bytes + 255) / 256 * 256)) : nullptr;
     if (!*memory) return answer(cudaErrorMemoryAllocation);
@@ -246,11 +259,8 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-    static constexpr auto get_context = +[](CUcontext* context) {
-        static int one;
-        return *context = reinterpret_cast<CUcontext>(&one), CUDA_SUCCESS;
-    };
-    static constexpr auto set_context = +[](CUcontext) { return CUDA_SUCCESS; };
+    static constexpr auto get_context = +[](CUcontext* context) { return *context = context_of_thread, CUDA_SUCCESS; };
+    static constexpr auto set_context = +[](CUcontext context) { return context_of_thread = context, CUDA_SUCCESS; };
     const std::string_view asked = symbol;
     *function = asked == "cuTensorMapEncodeTiled" ? reinterpret_cast<void*>(&emulator::encode)
                 : asked == "cuCtxGetCurrent"      ? reinterpret_cast<void*>(get_context)

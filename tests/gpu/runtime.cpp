@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Contexts, plans and launches on a GPU: streams, capture, hooks and errors.
+#include <cuda.h>
+
 #include <random>
 #include <thread>
 #include <tuple>
@@ -233,6 +235,30 @@ TEST(device_selection) {
     cuda(cudaGetDevice(&after), "cudaGetDevice");
     CHECK_EQ(before, after);
     cuda(cudaSetDevice(0), "cudaSetDevice");
+}
+
+// One that it got would lie on the first GPU, whichever GPU its calls are for.
+TEST(threads_without_a_context_get_none) {
+    NEEDS_GPU();
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    cuda(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 4000, cudaEnableDefault, &found), "the driver");
+    const auto get_current = reinterpret_cast<CUresult (*)(CUcontext*)>(function);
+    const Context context = make_context();
+    const Case c = window_case();
+    const Truth& truth = make_truth(c, 4);
+    const Plan plan = make_plan(context, c);
+    Run run(plan, c, truth);
+    std::thread([&] {
+        Case other = c;
+        other.pattern = "causal";
+        make_plan(context, other);
+        succeed(run.forward(), "forward");
+        CUcontext current = nullptr;
+        CHECK(get_current(&current) == CUDA_SUCCESS && !current);
+    }).join();
+    cuda(cudaDeviceSynchronize(), "forward");
+    run.demand_truth(truth);
 }
 
 TEST(plans_from_many_threads) {
