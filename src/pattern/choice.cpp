@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "pattern/intervals.h"
 #include "pattern/leaf.h"
+#include "pattern/pieces.h"
 
 namespace spattn {
 
@@ -51,6 +52,17 @@ int64_t Choice::stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key
 void Choice::selection(const Plane& plane, Key& key) const {
     key.push_back(chosen(plane));
     parts()[chosen(plane)]->selection(plane, key);
+}
+
+PatternRef Choice::in_residue(int64_t modulus, int64_t residue) const {
+    Patterns parts = parts_in_residue(modulus, residue);
+    return parts.empty() ? PatternRef() : with(std::move(parts));
+}
+
+Patterns Choice::pieces() const {
+    Patterns pieces;
+    for (Patterns& parts : pieces_of_choice(parts())) pieces.push_back(with(std::move(parts)));
+    return pieces.empty() ? Pattern::pieces() : pieces;
 }
 
 std::string Choice::print() const {

@@ -16,7 +16,10 @@ public:
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     int64_t stem_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     void selection(const Plane& plane, Key& key) const override;
+    PatternRef transposed() const override { return with(transposed_parts()); }
     int64_t modulus() const override { return modulus_of_parts(); }
+    PatternRef in_residue(int64_t modulus, int64_t residue) const override;
+    Patterns pieces() const override;
     std::string print() const override;
     std::string identity() const override;
     void save(ByteWriter& out) const override;
@@ -24,6 +27,7 @@ public:
 protected:
     virtual Node node() const = 0;
     virtual int64_t index(const Plane& plane) const = 0;  // into the map
+    virtual PatternRef with(Patterns parts) const = 0;    // the same choice among others
     const std::vector<int32_t>& map() const { return map_; }
 
     // The extent must have as many heads, or batch entries, as the map.

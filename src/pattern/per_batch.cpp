@@ -14,16 +14,11 @@ public:
         check_count(extent.batch, "batch entries");
         Choice::check(extent);
     }
-    PatternRef transposed() const override { return make_ref<PerBatch>(transposed_parts(), map()); }
-    PatternRef in_residue(int64_t modulus, int64_t residue) const override {
-        Patterns parts = parts_in_residue(modulus, residue);
-        if (parts.empty()) return {};
-        return make_ref<PerBatch>(std::move(parts), map());
-    }
 
 protected:
     Node node() const override { return Node::per_batch; }
     int64_t index(const Plane& plane) const override { return plane.batch; }
+    PatternRef with(Patterns parts) const override { return make_ref<PerBatch>(std::move(parts), map()); }
 };
 
 }  // namespace

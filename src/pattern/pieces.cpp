@@ -6,6 +6,12 @@
 //     A | B | C       moduli 1, 1, m      ->  A | B,  C - (A | B)
 //     X & (A | C)                         ->  X & A,  X & (C - A)
 //     (A | C) - X                         ->  A - X,  C - A - X
+//
+// Heads, or batch entries, that keep to residue classes of different moduli are dense in no order together. LongNet's
+// heads, each with an offset of its own, are in three, and Longformer's, of which some have dilated windows, in two:
+//
+//     per_head([0,1], A | C, B | D)       moduli 1, m  ->  per_head([0,1], A, B),  per_head([0,1], C - A, D - B)
+//     per_head([0,1], A, C)                            ->  per_head([0,1], A, nothing),  per_head([0,1], nothing, C)
 #include "pattern/pieces.h"
 
 #include <algorithm>
@@ -16,7 +22,7 @@ namespace {
 
 // Each piece repeats those before it, so nested compositions could grow without end: such large ones stay whole.
 constexpr size_t most_pieces = 4;
-constexpr int64_t most_piece_nodes = 256;
+constexpr int64_t most_piece_nodes = 2048;  // 128 heads, each with a pattern of LongNet's
 constexpr int32_t most_piece_levels = 64;
 
 bool is_small(const Patterns& parts) {
@@ -75,6 +81,26 @@ Patterns pieces_of_difference(const Patterns& parts) {
     if (pieces.size() < 2) return {};
     for (PatternRef& piece : pieces)
         for (size_t i = 1; i < parts.size(); ++i) piece = make_difference(piece, parts[i]);
+    return pieces;
+}
+
+std::vector<Patterns> pieces_of_choice(const Patterns& parts) {
+    if (!is_small(parts)) return {};
+    std::map<int64_t, std::vector<Patterns>> groups;  // of each modulus, the pieces of each part
+    for (size_t i = 0; i < parts.size(); ++i)
+        for (PatternRef& piece : parts[i]->pieces()) {
+            std::vector<Patterns>& group = groups[residue_modulus(*piece)];
+            group.resize(parts.size());
+            group[i].push_back(std::move(piece));
+        }
+    if (groups.size() < 2 || groups.size() > most_pieces) return {};
+    std::vector<Patterns> pieces;
+    for (auto& [modulus, group] : groups) {
+        Patterns& piece = pieces.emplace_back();
+        for (Patterns& of_part : group)
+            piece.push_back(of_part.empty() ? make_nothing() : make_union(std::move(of_part)));
+        if (!is_small(piece)) return {};
+    }
     return pieces;
 }
 

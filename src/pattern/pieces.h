@@ -10,5 +10,7 @@ namespace spattn {
 Patterns pieces_of_union(const Patterns& parts);
 Patterns pieces_of_intersection(const Patterns& parts);
 Patterns pieces_of_difference(const Patterns& parts);
+// What each part of a choice contributes to a piece, for each of its pieces: nothing where a part has no such piece.
+std::vector<Patterns> pieces_of_choice(const Patterns& parts);
 
 }  // namespace spattn

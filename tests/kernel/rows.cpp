@@ -101,6 +101,10 @@ static const Case cases[] = {
     {"block_diagonal(32) | block_diagonal(128) & residue(4,1) | block_diagonal(640) & residue(16,1)", 1, 2, 1, 650, 650,
      16, 16},
     {"causal & (window(3,0) | strided(8))", 1, 1, 1, 2100, 2100, 8, 8},  // parts are joined in each piece
+    // Some heads, or batch entries, see nothing in one piece or the other.
+    {"per_head([0,1,1,0], window(9,9), dilated(160,160,8))", 1, 4, 2, 600, 620, 16, 12, Axes::gaps, own_scale,
+     aligned_end, true, false, 0., true},
+    {"per_batch([0,1], window(9,0) | strided(8), dilated(160,0,12)) & causal", 2, 2, 1, 500, 500, 16, 16},
     {"runtime_tokens(5)", 1, 1, 1, 4, 9, 3, 5},
     {"runtime_tokens(40)", 2, 4, 2, 17, 50, 20, 12, Axes::gaps},
     {"runtime_tokens(70)", 1, 2, 2, 9, 100, 64, 64, Axes::shared},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // pieces(): each pair of a pattern lies in exactly one of them, and what keeps to residue classes lies apart.
 #include "check.h"
+#include "core/text.h"
 #include "pattern/trees.h"
 
 using namespace spattn;
@@ -68,6 +69,16 @@ TEST(pieces_have_moduli_of_their_own) {
         {"causal & (sink(3) | (documents(0,40,90) & (window(7,0) | strided(5))))",
          {"causal & (sink(3) | documents(0,40,90) & window(7,0))",
           "causal & (documents(0,40,90) & (strided(5) - window(7,0)) - (sink(3) | documents(0,40,90) & window(7,0)))"}},
+        {"per_head([0,1,1], window(63,63), dilated(124,124,4))",
+         {"per_head([0,1,1], window(63,63), global_keys())", "per_head([0,1,1], global_keys(), dilated(124,124,4))"}},
+        {"per_batch([1,0], causal, window(9,0) | strided(6)) & per_head([0,1], strided(4), strided(6) | sink(2))",
+         {"per_batch([1,0], causal, window(9,0)) & per_head([0,1], strided(4), strided(6) | sink(2))",
+          "per_batch([1,0], global_keys(), strided(6) - window(9,0)) & "
+          "per_head([0,1], strided(4), strided(6) | sink(2))"}},
+        {"per_head([1,0], block_diagonal(64) | residue(4,0), block_diagonal(64) | residue(4,3) | residue(8,1))",
+         {"per_head([1,0], block_diagonal(64), block_diagonal(64))",
+          "per_head([1,0], residue(4,0) - block_diagonal(64), residue(4,3) - block_diagonal(64))",
+          "per_head([1,0], global_keys(), residue(8,1) - block_diagonal(64) - residue(4,3))"}},
     };
     for (const Case& c : cases) {
         check::context = c.text;
@@ -82,13 +93,27 @@ TEST(the_rest_stays_whole) {
     for (const char* text :
          {"full", "strided(8)", "causal & window(9,0)", "strided(8) | dilated(64,0,8)", "window(4,4) | window(0,0)",
           "causal & (sink(4) | window(9,0))", "fixed(16,4) & causal", "logsparse | strided(8)",
-          "strided(2) | strided(3) | strided(5) | strided(7) | causal"}) {
+          "strided(2) | strided(3) | strided(5) | strided(7) | causal", "per_head([0,1], strided(8), dilated(64,0,8))",
+          "per_head([0,1,2,3,4], full, strided(2), strided(3), strided(5), strided(7))"}) {
         check::context = text;
         const PatternRef pattern = parse_pattern(text);
         const Patterns pieces = pattern->pieces();
         CHECK_EQ(pieces.size(), size_t(1));
         CHECK_EQ(pieces[0].get(), pattern.get());
     }
+}
+
+// LongNet's heads, all of a layer of a large model.
+TEST(many_heads_are_cut_like_few) {
+    Patterns heads;
+    std::vector<int32_t> part_of_head;
+    for (int32_t head = 0; head < 128; ++head) {
+        heads.push_back(parse_pattern(text("block_diagonal(512) | block_diagonal(2048) & residue(4,", head % 4,
+                                           ") | block_diagonal(8192) & residue(16,", head % 16, ")")));
+        part_of_head.push_back(head);
+    }
+    const PatternRef pattern = make_intersection({make_causal(), make_per_head(heads, part_of_head)});
+    CHECK_EQ(pattern->pieces().size(), size_t(3));
 }
 
 // Compositions as deep and as wide as they may be are asked like any other.

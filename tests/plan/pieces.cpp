@@ -31,7 +31,8 @@ TEST(counts_of_pieces_are_those_of_the_whole) {
                  {"(window(9,0) | strided(16)) - sink(100)", 900, 900},
                  {"documents(0,500,900) & (window(9,0) | strided(16))", 1000, 1000},
                  {"block_diagonal(64) | block_diagonal(1024) & residue(16,3)", 1024, 1024},
-                 {"per_head([0,1,1,0], strided(16), dilated(800,0,16)) | window(20,3)", 800, 800}};
+                 {"per_head([0,1,1,0], strided(16), dilated(800,0,16)) | window(20,3)", 800, 800},
+                 {"per_head([0,1,0,0], window(40,40), dilated(800,800,16))", 800, 800}};
     for (const auto& c : cases) {
         check::context = c.pattern;
         Problem p = imaginary::problem(c.seq_q, c.seq_k);
