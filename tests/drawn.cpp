@@ -63,7 +63,7 @@ std::set<int64_t> random_blocks(int64_t i, int64_t blocks, int64_t window, int64
 
 Model Builder::build(int depth) {
     if (depth == 0 || choices_.is_empty()) return leaf();
-    switch (number(0, 9)) {
+    switch (number(0, 10)) {
         case 0: return many(depth, true);
         case 1: return many(depth, false);
         case 2: return difference(depth);
@@ -72,6 +72,7 @@ Model Builder::build(int depth) {
         case 5: return choice(depth, false);
         case 6: return has_lists_ ? per_document(depth) : leaf();
         case 7: return !has_lists_ ? leaf() : number(0, 1) ? rows(depth) : columns(depth);
+        case 8: return grid(depth);
         default: return leaf();
     }
 }
@@ -377,6 +378,28 @@ Model Builder::choice(int depth, bool by_head) {
                            : spattn_pattern_per_batch(parts.data(), parts.size(), map.data(), map.size(), out);
         },
         meaning::choice(sees, map, by_head));
+}
+
+// Of as many tokens as the extent has keys, more or less.
+Model Builder::grid(int depth) {
+    const int64_t axes = number(1, 3);
+    std::vector<int64_t> sizes, tile;
+    std::vector<Sees> sees;
+    std::vector<Pattern> owned;
+    for (int64_t axis = 0, left = extent_.seq_k; axis < axes; ++axis) {
+        const int64_t part = number(1, 4), places = axis + 1 == axes ? left : number(1, 8);
+        sizes.push_back(std::max<int64_t>(1, places / part) * part), tile.push_back(part);
+        left = std::max<int64_t>(1, left / sizes.back());
+        const Rectangle along{extent_.batch, extent_.heads, sizes.back(), sizes.back(), 0};
+        add(Builder(choices_, along, 1, has_lists_).build(depth - 1), owned, sees);
+    }
+    const auto parts = views(owned);
+    if (number(0, 2) == 0) tile = sizes;
+    return made(
+        [&](auto out) {
+            return spattn_pattern_grid(sizes.data(), tile.data(), parts.data(), parts.size(), out);
+        },
+        meaning::grid(sees, sizes, tile));
 }
 
 Model Builder::even_documents(int depth) {

@@ -115,6 +115,7 @@ private:
     Model difference(int depth);
     Model transpose(int depth);
     Model choice(int depth, bool by_head);
+    Model grid(int depth);
     // Documents of one size may have lists of their own.
     Model even_documents(int depth);
     static Model per_document(const Model& inner, const std::vector<int64_t>& cu_q, const std::vector<int64_t>& cu_k);

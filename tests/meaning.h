@@ -51,6 +51,33 @@ auto choice(std::vector<Sees> parts, std::vector<int32_t> map, bool by_head) {
     };
 }
 
+// Places on each axis of a token, which lies tile after tile: the last axis is the fastest, of tiles and in each of them.
+inline std::vector<int64_t> places_of(int64_t token, const std::vector<int64_t>& sizes, const std::vector<int64_t>& tile) {
+    std::vector<int64_t> places(sizes.size());
+    for (size_t axis = sizes.size(); axis-- > 0; token /= tile[axis]) places[axis] = token % tile[axis];
+    for (size_t axis = sizes.size(); axis-- > 0; token /= sizes[axis] / tile[axis])
+        places[axis] += token % (sizes[axis] / tile[axis]) * tile[axis];
+    return places;
+}
+
+template <class Sees>
+auto grid(std::vector<Sees> parts, std::vector<int64_t> sizes, std::vector<int64_t> tile) {
+    return [parts = std::move(parts), sizes = std::move(sizes), tile = std::move(tile)](const auto& s, int64_t p,
+                                                                                        int64_t k) {
+        int64_t tokens = 1;
+        for (int64_t size : sizes) tokens *= size;
+        if (p < 0 || p >= tokens || k < 0 || k >= tokens) return false;
+        const std::vector<int64_t> of_p = places_of(p, sizes, tile), of_k = places_of(k, sizes, tile);
+        for (size_t axis = 0; axis < sizes.size(); ++axis) {
+            auto along = s;
+            along.extent.seq_q = along.extent.seq_k = sizes[axis];
+            along.extent.q_offset = 0;
+            if (!parts[axis](along, of_p[axis], of_k[axis])) return false;
+        }
+        return true;
+    };
+}
+
 template <class Sees>
 auto per_document(Sees f, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k) {
     return [f = std::move(f), cu_q = std::move(cu_q), cu_k = std::move(cu_k)](const auto& s, int64_t p, int64_t k) {

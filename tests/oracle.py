@@ -309,6 +309,22 @@ def per_batch(parts, part_of_batch):
     return lambda p, k, scene: parts[part_of_batch[scene.batch]](p, k, scene)
 
 
+def grid(sizes, tile, parts):
+    tiles = [size // of_tile for size, of_tile in zip(sizes, tile)]
+
+    def places(x):
+        digits = np.unravel_index(np.clip(x, 0, np.prod(sizes) - 1), (*tiles, *tile))
+        return [t * of_tile + own for t, of_tile, own in zip(digits[:len(sizes)], tile, digits[len(sizes):])]
+
+    def sees(p, k, scene):
+        out = (p >= 0) & (p < np.prod(sizes)) & (k >= 0) & (k < np.prod(sizes))
+        for size, part, of_p, of_k in zip(sizes, parts, places(p), places(k)):
+            along = Extent(size, size, scene.extent.batch, scene.extent.heads)
+            out = out & part(of_p, of_k, Scene(along, scene.batch, scene.head))
+        return out
+    return sees
+
+
 def per_document(cu_q, cu_k, part):
     def sees(p, k, scene):
         i = p - scene.extent.offset
@@ -374,7 +390,8 @@ LISTS = {"csr": (csr, 2), "bsr": (bsr, 2), "mask": (mask, 1), "xref": (xref, 2)}
 class Reader:
     """expression := term ('|' term)*;  term := atom (('&' | '-') atom)*;  atom := '(' expression ')' | name [arguments]
 
-    transpose takes an expression, per_head and per_batch a list of choices and then expressions, per_document two lists
+    transpose takes an expression, per_head and per_batch a list of choices and then expressions, grid one list or two and
+    then expressions, per_document two lists
     and an expression, rows and columns a list, a number and an expression, csr, bsr, mask and xref lists and then numbers, all
     others numbers.
     """
@@ -410,6 +427,8 @@ class Reader:
             return transpose(self.closing(self.expression()))
         if name in ("per_head", "per_batch"):
             return self.selection(per_head if name == "per_head" else per_batch)
+        if name == "grid":
+            return self.grid()
         if name == "per_document":
             return per_document(*self.lists(2), self.closing(self.expression()))
         if name == "rows":
@@ -430,6 +449,17 @@ class Reader:
         while self.take(",", ")") == ",":
             parts.append(self.expression())
         return choose(parts, chosen)
+
+    def grid(self):
+        self.take("(")
+        sizes = tile = self.numbers("[", "]")
+        parts = []
+        while self.take(",", ")") == ",":
+            if self.tokens[0] == "[":
+                tile = self.numbers("[", "]")
+            else:
+                parts.append(self.expression())
+        return grid(sizes, tile, parts)
 
     def lists(self, count):
         """What follows a name up to its next argument: "([1,2],[3],"."""

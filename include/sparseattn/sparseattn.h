@@ -347,6 +347,17 @@ SPATTN_API spattn_status spattn_pattern_per_head(const spattn_pattern* const* pa
 SPATTN_API spattn_status spattn_pattern_per_batch(const spattn_pattern* const* parts, size_t count,
                                                   const int32_t* part_of_batch, size_t batch, spattn_pattern** result);
 
+/* grid([sizes],[tile],A,B,...): tokens on a grid, as of an image (height, width) or a video (frames, height, width),
+ * with a pattern for each axis: p sees k where A sees, from p's place on the first axis, k's place there, B on the
+ * second, and so on. Tokens lie tile after tile, and in a tile one after the other, the last axis fastest both times.
+ * Tokens before 0 and beyond the product of the sizes see nothing and are not seen. A part is meant on as many queries
+ * and keys as its axis has places, and has no lists that come with a call (SPATTN_E_UNSUPPORTED). Parts are retained.
+ * axes: 1 .. 8; sizes: [axes], each >= 1, their product at most 2^31 - 1; tile: [axes], divisors of the sizes, or NULL:
+ * the whole grid is one tile. Axial attention (arXiv:1912.12180), Neighborhood Attention (arXiv:2204.07143), Sliding
+ * Tile Attention (arXiv:2502.04507). */
+SPATTN_API spattn_status spattn_pattern_grid(const int64_t* sizes, const int64_t* tile,
+                                             const spattn_pattern* const* parts, size_t axes, spattn_pattern** result);
+
 /* per_document([cu_q],[cu_k],P): documents packed one after the other: query row i of document t,
  * cu_q[t] <= i < cu_q[t + 1], sees cu_k[t] + P(i - cu_q[t]), with P on that document's own extent, aligned to its end.
  * Rows of no document see nothing: the documents may begin after the extent's first token and end before its last.

@@ -679,6 +679,24 @@ inline Pattern per_batch(const std::vector<Pattern>& parts, const std::vector<in
         return spattn_pattern_per_batch(all, count, part_of_batch.data(), part_of_batch.size(), result);
     });
 }
+// An axis of a grid: so many places, what each sees of them, and how many of them a tile has, 0 being all.
+struct GridAxis {
+    int64_t places;
+    Pattern part;
+    int64_t tile = 0;
+};
+inline Pattern grid(const std::vector<GridAxis>& axes) {
+    std::vector<int64_t> sizes, tile;
+    std::vector<Pattern> parts;
+    for (const GridAxis& axis : axes) {
+        sizes.push_back(axis.places);
+        tile.push_back(axis.tile == 0 ? axis.places : axis.tile);
+        parts.push_back(axis.part);
+    }
+    return detail::compose(parts, [&](const spattn_pattern* const* all, std::size_t count, spattn_pattern** result) {
+        return spattn_pattern_grid(sizes.data(), tile.data(), all, count, result);
+    });
+}
 inline Pattern per_document(const Pattern& inner, const Numbers& cu_q, const Numbers& cu_k) {
     return detail::compose({inner}, [&](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {
         return spattn_pattern_per_document(parts[0], detail::Argument(cu_q), detail::Argument(cu_k), result);

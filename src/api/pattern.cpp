@@ -187,6 +187,16 @@ spattn_status spattn_pattern_transpose(const spattn_pattern* pattern, spattn_pat
     return guard_result(__func__, result, [&] { return make_transpose(share(pattern, "pattern")); });
 }
 
+spattn_status spattn_pattern_grid(const int64_t* sizes, const int64_t* tile, const spattn_pattern* const* parts,
+                                  size_t axes, spattn_pattern** result) {
+    return guard_result(__func__, result, [&] {
+        check_axes(axes);
+        required(sizes, "sizes");
+        const auto read = [&](const int64_t* numbers) { return std::vector<int64_t>(numbers, numbers + axes); };
+        return make_grid(read(sizes), tile ? read(tile) : std::vector<int64_t>(), share_parts(parts, axes));
+    });
+}
+
 spattn_status spattn_pattern_per_head(const spattn_pattern* const* parts, size_t count, const int32_t* part_of_head,
                                       size_t heads, spattn_pattern** result) {
     return guard_result(__func__, result, [&] {

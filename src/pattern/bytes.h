@@ -7,6 +7,7 @@
 //     union_of, intersection_of, difference_of, transpose
 //                                            number of parts, nodes
 //     per_head, per_batch                    number of parts, nodes, array: the map
+//     grid                                   number of parts, nodes, arrays: sizes, tile
 //     per_document                           1, node, arrays cu_q, cu_k
 //     rows, columns                          1, node, seq_q or seq_k, array: begin and end of each range
 //     csr                                    seq_k, arrays row_ptr, col_idx
@@ -38,7 +39,8 @@ enum class Node : uint8_t {
     mask = 11,
     xref = 12,
     rows = 13,
-    columns = 14
+    columns = 14,
+    grid = 15
 };
 
 constexpr std::string_view magic = "SPATTNP1";

@@ -74,9 +74,10 @@ private:
             case Node::per_document:
             case Node::rows:
             case Node::columns:
+            case Node::grid:
                 return composition(start, tag, depth);
         }
-        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::columns)));
+        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::grid)));
     }
 
     PatternRef composition(size_t start, Node tag, int depth) {
@@ -106,6 +107,10 @@ private:
                 return make_per_head(std::move(parts), map());
             case Node::per_batch:
                 return make_per_batch(std::move(parts), map());
+            case Node::grid: {
+                std::vector<int64_t> sizes = numbers();
+                return make_grid(std::move(sizes), numbers(), std::move(parts));
+            }
             case Node::per_document: {
                 std::vector<int64_t> cu_q = numbers();
                 return make_per_document(parts[0], std::move(cu_q), numbers());

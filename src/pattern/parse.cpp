@@ -6,12 +6,14 @@
 //   factor   = "(" union ")" | "transpose" "(" union ")"
 //            | ("per_head" | "per_batch") "(" "[" [numbers] "]" { "," union } ")"
 //            | ("csr" | "bsr" | "mask" | "xref") "(" list { "," list } { "," number } ")"
+//            | "grid" "(" list [ "," list ] { "," union } ")"
 //            | "per_document" "(" list "," list "," union ")"
 //            | ("rows" | "columns") "(" list "," number "," union ")"
 //            | name [ "(" [numbers] ")" ]                             no parentheses where a pattern has no numbers
 //   list     = "[" [numbers] "]"
 //   numbers  = number { "," number }
 //
+// grid([4,6], [2,3], causal, full): sizes, tile, and a pattern for each axis; without a tile the whole grid is one.
 // per_head([0,1,0], causal, window(3,0)): heads 0 and 2 see the first pattern of the list, head 1 the second.
 #include <cstring>
 
@@ -142,6 +144,7 @@ private:
             return made(start, name, [&] { return make_transpose(inner); });
         }
         if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
+        if (name == "grid") return parse_grid(start);
         if (name == "per_document") return parse_per_document(start);
         if (name == "rows") return parse_ranges(start, name, "seq_q", make_rows);
         if (name == "columns") return parse_ranges(start, name, "seq_k", make_columns);
@@ -198,6 +201,23 @@ private:
         PatternRef inner = parse_union();
         need(')', "|, &, - or )");
         return made(start, "per_document", [&] { return make_per_document(inner, std::move(cu_q), std::move(cu_k)); });
+    }
+
+    PatternRef parse_grid(size_t start) {
+        const std::string form = "as in grid([sizes...], [tile...], A, B)";
+        need('(', "( " + form);
+        const Numbers sizes = read_list(form);
+        Numbers tile;
+        Patterns parts;
+        while (take(',')) {
+            const bool is_tile = parts.empty() && tile.empty() && peek() < text_.size() && text_[at_] == '[';
+            if (is_tile)
+                tile = read_list(form);
+            else
+                parts.push_back(parse_union());
+        }
+        need(')', ", or ) " + form);
+        return made(start, "grid", [&] { return make_grid(sizes, tile, std::move(parts)); });
     }
 
     PatternRef parse_ranges(size_t start, const std::string& name, const std::string& tokens_name,
@@ -341,7 +361,7 @@ private:
         std::string names;
         for (const Word& word : words) names += std::string(word.name) + ", ";
         for (const ListWord& word : list_words) names += std::string(word.name) + ", ";
-        return names + "transpose, per_head, per_batch, per_document, rows, columns";
+        return names + "transpose, per_head, per_batch, grid, per_document, rows, columns";
     }
 
     const std::string& text_;

@@ -199,6 +199,10 @@ PatternRef make_intersection(Patterns parts);
 PatternRef make_difference(PatternRef a, PatternRef b);
 PatternRef make_difference(Patterns parts);  // the first one without all the others
 PatternRef make_transpose(PatternRef pattern);
+// Fails where a grid may not have so many axes.
+void check_axes(size_t axes);
+// `tile` may be empty: the whole grid is one tile.
+PatternRef make_grid(std::vector<int64_t> sizes, std::vector<int64_t> tile, Patterns parts);
 PatternRef make_per_head(Patterns parts, std::vector<int32_t> part_of_head);
 PatternRef make_per_batch(Patterns parts, std::vector<int32_t> part_of_batch);
 PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k);

@@ -46,6 +46,8 @@ ARGUMENTS = {
                                 "part_of_head": Wrong([0, 2], [0, -1], named="part_of_head[1]")},
     "spattn_pattern_per_batch": {"count": EMPTY, "batch": EMPTY,
                                  "part_of_batch": Wrong([0, 2], [0, -1], named="part_of_batch[1]")},
+    "spattn_pattern_grid": {"axes": EMPTY, "sizes": Wrong([0, 4], [-1, 4], named="sizes[0]"),
+                            "tile": Wrong([2, 3], [2, 0], named="tile[1]")},
     "spattn_pattern_rows": {"seq_q": Wrong(*SIZES, 1 << 31)},
     "spattn_pattern_columns": {"seq_k": Wrong(*SIZES, 1 << 31)},
     "spattn_pattern_parse": {"text": Wrong(b"", b"cuasal", b"causal &", b"window(1)", b"window(-2,0)", b"(causal",

@@ -76,6 +76,7 @@ class World:
             "pattern_transpose": (causal,),
             "pattern_per_head": (parts, 2, ffi.new("int32_t[]", [0, 1]), 2),
             "pattern_per_batch": (parts, 2, ffi.new("int32_t[]", [0, 1]), 2),
+            "pattern_grid": (ffi.new("int64_t[]", [2, 4]), ffi.new("int64_t[]", [1, 2]), parts, 2),
             "pattern_per_document": (causal, numbers, numbers),
             "pattern_rows": (causal, self.tensor(np.array([[0, 2], [5, 8]])), 8),
             "pattern_columns": (causal, self.tensor(np.array([[0, 2], [5, 8]])), 8),

@@ -162,6 +162,9 @@ TEST(lists_and_texts) {
     demand("SPATTN_E_RANGE", "count", [] { sa::intersect({}); });
     demand("SPATTN_E_RANGE", "part_of_head[1]", [] { sa::per_head({sa::causal(), sa::full()}, {0, 2}); });
     demand("SPATTN_E_RANGE", "part_of_batch[1]", [] { sa::per_batch({sa::causal(), sa::full()}, {0, -1}); });
+    demand("SPATTN_E_RANGE", "axes", [] { sa::grid({}); });
+    demand("SPATTN_E_RANGE", "sizes[0]", [] { sa::grid({{0, sa::full()}}); });
+    demand("SPATTN_E_RANGE", "tile[1]", [] { sa::grid({{4, sa::full()}, {6, sa::full(), 4}}); });
     const std::vector<int64_t> flat{0, 1};
     for (const auto make : {sa::rows, sa::columns}) {
         demand("SPATTN_E_SHAPE", "ranges", [=] { make(sa::causal(), {}, 8); });

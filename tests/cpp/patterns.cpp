@@ -66,6 +66,7 @@ TEST(every_constructor_is_its_text) {
         {sa::transpose(sa::window(4, 1)), "transpose(window(4,1))"},
         {sa::per_head({sa::causal(), sa::full()}, {0, 1, 1}), "per_head([0,1,1],causal,full)"},
         {sa::per_batch({sa::sink(5), sa::sink(3)}, {0, 1}), "per_batch([0,1],sink(5),sink(3))"},
+        {sa::grid({{6, sa::window(1, 1)}, {8, sa::causal(), 4}}), "grid([6,8],[6,4],window(1,1),causal)"},
         {sa::per_document(sa::causal(), {0, 4}, {0, 9}), "per_document([0,4],[0,9],causal)"},
         {sa::rows(sa::causal(), {{0, 4}}, 8), "rows([0,4],8,causal)"},
         {sa::rows(sa::causal(), {{12, 16}, {0, 4}}, 16), "rows([12,16,0,4],16,causal)"},

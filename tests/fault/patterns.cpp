@@ -125,6 +125,7 @@ TEST(compositions) {
     const Pattern a = parse("causal & window(5,0)"), b = parse("documents(0,3,9)");
     const spattn_pattern* parts[] = {a.get(), b.get(), a.get()};
     const int32_t map[] = {0, 2, 1, 0};
+    const int64_t sizes[] = {4, 9, 2};
     Numbers cu_q({0, 3, 9}), cu_k({0, 5, 9});
     Pairs ranges({6, 9, 0, 2});
     const std::pair<const char*, Maker> makers[] = {
@@ -134,6 +135,7 @@ TEST(compositions) {
         {"spattn_pattern_transpose", [&](auto r) { return spattn_pattern_transpose(a.get(), r); }},
         {"spattn_pattern_per_head", [&](auto r) { return spattn_pattern_per_head(parts, 3, map, 4, r); }},
         {"spattn_pattern_per_batch", [&](auto r) { return spattn_pattern_per_batch(parts, 3, map, 4, r); }},
+        {"spattn_pattern_grid", [&](auto r) { return spattn_pattern_grid(sizes, sizes, parts, 3, r); }},
         {"spattn_pattern_per_document",
          [&](auto r) { return spattn_pattern_per_document(a.get(), &cu_q.view, &cu_k.view, r); }},
         {"spattn_pattern_rows", [&](auto r) { return spattn_pattern_rows(a.get(), &ranges.view, 9, r); }},

@@ -107,6 +107,26 @@ TEST(parts_that_are_missing) {
     refuses(SPATTN_E_RANGE, "part_of_batch[0]", [] { make_per_batch({make_full()}, {-1}); });
 }
 
+TEST(grids) {
+    const PatternRef full = make_full();
+    refuses(SPATTN_E_RANGE, "axes", [] { make_grid({}, {}, {}); });
+    refuses(SPATTN_E_RANGE, "axes", [&] { make_grid(std::vector<int64_t>(9, 1), {}, Patterns(9, full)); });
+    refuses(SPATTN_E_SHAPE, "tile", [&] { make_grid({4, 4}, {2}, {full, full}); });
+    refuses(SPATTN_E_SHAPE, "parts", [&] { make_grid({4, 4}, {}, {full}); });
+    refuses(SPATTN_E_NULL, "parts[1]", [&] { make_grid({4, 4}, {}, {full, {}}); });
+    refuses(SPATTN_E_RANGE, "sizes[1]", [&] { make_grid({4, 0}, {}, {full, full}); });
+    refuses(SPATTN_E_RANGE, "sizes", [&] { make_grid({1 << 16, 1 << 15}, {}, {full, full}); });
+    refuses(SPATTN_E_RANGE, "sizes", [&] { make_grid({forever, forever, 2}, {}, {full, full, full}); });
+    refuses(SPATTN_E_RANGE, "tile[0]", [&] { make_grid({4, 4}, {3, 1}, {full, full}); });
+    refuses(SPATTN_E_RANGE, "tile[1]", [&] { make_grid({4, 4}, {4, 0}, {full, full}); });
+    refuses(SPATTN_E_UNSUPPORTED, "pattern", [&] { make_grid({4}, {}, {make_runtime_tokens(2)}); });
+    // A part is meant on the places of its axis, whatever the extent.
+    const PatternRef tree = make_grid({2, 3}, {}, {full, make_tree({-1, 0, 0})});
+    tree->check({1, 1, 40, 50, 10});
+    refuses(SPATTN_E_SHAPE, "pattern", [] { make_grid({2}, {}, {make_tree({-1, 0, 0})})->check({1, 1, 2, 2, 0}); });
+    CHECK_EQ(make_grid({8, 4}, {}, {full, full})->identity(), make_grid({8, 4}, {8, 4}, {full, full})->identity());
+}
+
 TEST(extents_that_do_not_fit) {
     const PatternRef tree = make_tree({-1, 0, 0}), heads = make_per_head({make_full()}, {0, 0}),
                      batch = make_per_batch({make_full()}, {0});

@@ -87,6 +87,7 @@ TEST(hashes_are_pinned) {
         {"xref([3,4,3,4],[-1,7,7,-1,-1,7,7,-1],1,1,3)", 0xf85eeb76c4949cc3},
         {"tree(-1,0,0)", 0x974354a662f24b15},
         {"per_head([0,1,0], causal, window(3,0))", 0x1aa0ed03a5f3109d},
+        {"grid([6,8], [3,4], window(1,1), causal)", 0x972839e7ddd2707},
         {"transpose(logsparse)", 0x7962fa6b767279d3},
     };
     for (const auto& p : pinned) {

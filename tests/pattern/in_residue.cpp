@@ -175,6 +175,9 @@ TEST(classes_have_plain_words) {
         {"strided(4) & fixed(16,6)", 4, 3, "full & fixed(4,2)"},
         {"strided(4) & landmark(2,1)", 4, 3, "full & full"},
         {"transpose(dilated(6,2,3))", 3, 0, "transpose(window(2,0))"},
+        {"grid([9,4,6], causal, full, window(0,0))", 6, 2, "grid([9,4], causal, full)"},
+        {"grid([9,4,6], causal, window(0,0), window(0,0))", 24, 23, "grid([9], causal)"},
+        {"grid([4,6], [4,6], window(0,0), window(0,0))", 24, 5, "grid([1], full)"},
         {"per_head([0,1,0], strided(4), dilated(12,0,6))", 2, 1, "per_head([0,1,0], strided(2), dilated(6,0,3))"},
     };
     for (const Case& c : cases) {
@@ -187,7 +190,8 @@ TEST(classes_have_plain_words) {
 
 TEST(what_is_not_known_says_so) {
     for (const char* text :
-         {"full", "causal & window(9,0)", "logsparse", "bigbird(4,3,1,1,0)", "strided(4) | causal"}) {
+         {"grid([9,4], [3,4], causal, window(0,0))", "grid([4,9], window(0,0), causal)",
+          "full", "causal & window(9,0)", "logsparse", "bigbird(4,3,1,1,0)", "strided(4) | causal"}) {
         check::context = text;
         CHECK_EQ(parse_pattern(text)->modulus(), 1);
     }

@@ -415,6 +415,41 @@ xxx.
 )");
 }
 
+TEST(grids) {
+    CHECK_EQ(draw("grid([2,3], window(0,0), full)", 6, 6), R"(
+xxx...
+xxx...
+xxx...
+...xxx
+...xxx
+...xxx
+)");
+    CHECK_EQ(draw("grid([3,3], window(1,1), window(1,0))", 9, 9), R"(
+x..x.....
+xx.xx....
+.xx.xx...
+x..x..x..
+xx.xx.xx.
+.xx.xx.xx
+...x..x..
+...xx.xx.
+....xx.xx
+)");
+    // Tiles of 2 x 2, one after the other: what lies in a row of the image is 0 1 4 5, 2 3 6 7.
+    CHECK_EQ(draw("grid([2,4], [2,2], window(0,0), causal)", 8, 8), R"(
+x.......
+xx......
+..x.....
+..xx....
+xx..x...
+xx..xx..
+..xx..x.
+..xx..xx
+)");
+    // Tokens that are none of the grid's.
+    CHECK_EQ(draw("grid([3], full)", Plane{{1, 1, 5, 4, -1}}), "\n....\nxxx.\nxxx.\nxxx.\n....\n");
+}
+
 TEST(planes) {
     Plane plane{{2, 2, 2, 2, 0}};
     plane.head = 1;

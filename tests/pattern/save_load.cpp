@@ -51,6 +51,7 @@ const Golden goldens[] = {
     {"repeating", "strided(8) | landmark(16,2) | fixed(32,4) | global_keys(9,2)"},
     {"lists", "documents(0,5,9) | global_tokens(3,1,3) | tree(-1,0,0) | bigbird(64,3,1,3,18446744073709551615)"},
     {"choices", "per_head([0,1,0], per_batch([1,0], causal, full), transpose(dilated(8,2,3) - logsparse))"},
+    {"grid", "grid([6,8], [3,4], window(1,1), csr([0,1,2,3,4,5,6,7,8],[7,6,5,4,3,2,1,0],8)) | sink(1)"},
     {"per_document", "per_document([0,3,3,9], [0,4,4,9], causal) & block_diagonal(4)"},
     {"rows", "rows([6,8,0,3], 8, causal & window(2,0)) | sink(1)"},
     {"columns", "columns([0,3,6,8], 8, causal & window(2,0)) | sink(1)"},

@@ -38,7 +38,8 @@ TEST(texts_come_back) {
           "causal | full | sink(4)", "causal & full - sink(4) & strided(2)", "causal & (full - sink(4))",
           "(causal | full) & logsparse", "causal - (full | sink(1))", "causal - (full & sink(1))",
           "transpose(causal | transpose(full))", "per_head([0,1,0], causal, window(3,0) | sink(1))",
-          "per_batch([0], per_head([1,0], full, causal)) - sink(1)"}) {
+          "per_batch([0], per_head([1,0], full, causal)) - sink(1)",
+          "grid([6,8], [3,4], window(1,1), causal | sink(1)) & grid([48], full)"}) {
         check::context = text;
         CHECK_EQ(reprint(text), text);
     }
@@ -64,6 +65,7 @@ TEST(spaces_are_free_and_parentheses_as_needed) {
     CHECK_EQ(reprint("(causal & full) & sink(1)"), "causal & full & sink(1)");
     CHECK_EQ(reprint("(causal - full) - sink(1)"), "causal - full - sink(1)");
     CHECK_EQ(reprint("causal | full & sink(1)"), "causal | full & sink(1)");
+    CHECK_EQ(reprint("grid ( [ 6,8 ] ,[ 6 , 8] , causal , full )"), "grid([6,8], causal, full)");
     CHECK_EQ(reprint("per_head ( [ 0 , 0 ] , causal )"), "per_head([0,0], causal)");
 }
 
@@ -144,6 +146,12 @@ TEST(malformed_texts) {
         {"per_head([], causal)", "column 1: per_head: part_of_head has no number"},
         {"per_head([0])", "column 1: per_head: count is 0; accepted: 1 and more"},
         {"per_head([0,1], causal)", "column 1: per_head: part_of_head[1] is 1; accepted: 0 to 0"},
+        {"grid(causal)", "column 6: found causal; expected [ as in grid([sizes...], [tile...], A, B)"},
+        {"grid([])", "column 1: grid: axes is 0; accepted: 1 to 8"},
+        {"grid([4])", "column 1: grid: parts has 0 entries; accepted: 1, as sizes has"},
+        {"grid([4], [2], [1], causal)", "column 16: found [; expected ( or one of"},
+        {"grid([4], [2,2], causal)", "column 1: grid: tile has 2 entries; accepted: 1, as sizes has"},
+        {"grid([4,6], [2,4], causal, full)", "column 1: grid: tile[1] is 4; accepted: divisors of 6"},
         {"per_batch([4294967296], causal)", "column 12: number 4294967296 is too large"},
         {"per_batch([0 1], causal)", "column 14: found 1; expected , or ] as in per_batch"},
         {"causal \x01", "column 8: found byte 1; expected"},

@@ -180,7 +180,7 @@ private:
     Pattern leaf(bool is_whole) {
         if (is_whole && random_.one_in(6)) return lists();
         const int64_t n = number(longest_);
-        switch (random_.in(0, 15)) {
+        switch (random_.in(0, 16)) {
             case 0: return parse("full");
             case 1: return parse("causal");
             case 2: return parse(join("window(", number(longest_) - 2, ",", number(longest_) - 2, ")"));
@@ -202,8 +202,19 @@ private:
             case 14:
                 return parse(join("bigbird(", number(100), ",", 2 * random_.in(0, 2) + 1, ",", random_.in(0, 2), ",",
                                   random_.in(0, 3), ",", number(1000), ")"));
+            case 15: return grid();
         }
         return parse("block_diagonal(64)");
+    }
+
+    // An image, in tiles or not.
+    Pattern grid() {
+        const int64_t part = 1 << random_.in(0, 3), width = part * random_.in(1, 12);
+        const int64_t height = part * std::max<int64_t>(1, longest_ / width / part);
+        const auto axis = [&] { return random_.one_in(5) ? "full" : join("window(", number(9) - 1, ",", number(9) - 1, ")"); };
+        const int64_t columns = random_.one_in(2) ? part : width;
+        return parse(join("grid([", height, ",", width, "], [", columns == part ? part : height, ",", columns, "], ",
+                          axis(), ", ", axis(), ")"));
     }
 
     // Lists for the rows of these extents.

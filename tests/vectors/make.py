@@ -61,6 +61,17 @@ XREFS = [("xref([5],[])", Extent(1, 1)), (f"xref([{IDS}],[])", Extent(40, 40)),
          (f"per_document([0,20,40],[0,20,40],xref([{IDS}],[{SYMBOLS}],1,3,16)) - window(1,0)", Extent(40, 40)),
          (f"per_head([0,1],causal,xref([{IDS}],[{SYMBOLS}],1,3,16))", Extent(30, 40, heads=2))]
 
+GRIDS = [
+    ("grid([6,8],window(1,1),window(2,2))", Extent(48, 48)),
+    ("grid([6,8],[3,4],window(1,1),window(2,0))", Extent(48, 48)),
+    ("grid([4,3,5],causal,full,window(0,0))", Extent(60, 60)),
+    ("grid([4,4,6],[2,1,3],window(1,0),full,dilated(4,4,2)) | sink(3)", Extent(50, 90)),
+    ("transpose(grid([3,7],window(0,1),tree(-1,0,0,1,1,2,2)))", Extent(30, 21, q_offset=-4)),
+    ("grid([2,5,1,2],[1,5,1,2],per_head([0,1],causal,full),logsparse,full,csr([0,1,2],[1,0],2))",
+     Extent(20, 20, heads=2)),
+    ("grid([16],[4],window(3,3)) - grid([16],block_diagonal(4))", Extent(12, 18, q_offset=3)),
+]
+
 SELECTIONS = [
     ("per_head([0,1,1],causal,full)", Extent(6, 6, heads=3)),
     ("per_head([2,0],sink(1),full,window(2,0) & causal)", Extent(5, 8, heads=2)),
@@ -170,6 +181,7 @@ def pattern_cases():
     for text in NESTED:
         yield from ((text, extent) for extent in EXTENTS[:1] + EXTENTS[3:5] + EXTENTS[7:])
     yield from TREES
+    yield from GRIDS
     yield from XREFS
     yield from SELECTIONS
     yield from INDEXED

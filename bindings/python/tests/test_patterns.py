@@ -39,6 +39,8 @@ CASES = [
     (sa.causal() & (sa.sink(2) | sa.window(4, 0)), "causal & (sink(2) | window(4,0))"),
     (sa.full() - sa.window(1, 1), "full - window(1,1)"),
     (sa.union(["sink(1)", sa.strided(3), "window(1,0)"]), "sink(1) | strided(3) | window(1,0)"),
+    (sa.grid((3, 5), [sa.causal(), "window(1,1)"]), "grid([3,5],causal,window(1,1))"),
+    (sa.grid([4, 4], ["full", "causal"], tile=(2, 2)), "grid([4,4],[2,2],full,causal)"),
     (sa.intersection([sa.causal(), "strided(3)"]), "causal & strided(3)"),
 ]
 IDS = [text for _, text in CASES]
@@ -102,6 +104,48 @@ def test_heads_and_batch_entries_have_their_own():
     assert batch.to_mask(sa.Extent(3, batch=2)).sum(axis=(1, 2, 3)).tolist() == [6, 9]
 
 
+def nearest(size, width, causal):
+    """[size, size]: the window around each place, moved inwards at both ends; or before it."""
+    mask = np.zeros((size, size), bool)
+    for place in range(size):
+        begin = place - width + 1 if causal else min(max(place - width // 2, 0), size - width)
+        mask[place, max(begin, 0) : begin + width] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    "sizes, window, tile, causal",
+    [
+        ((12,), (5,), None, None),
+        ((12,), (4,), (3,), None),
+        ((6, 8), (3, 5), None, None),
+        ((6, 8), (3, 8), (2, 4), None),
+        ((4, 6, 4), (1, 3, 2), (2, 3, 2), None),
+        ((4, 6, 4), (3, 5, 3), None, (True, False, False)),
+    ],
+)
+def test_neighborhoods_are_moved_inwards(sizes, window, tile, causal):
+    places = np.indices(sizes).reshape(len(sizes), -1).T
+    if tile is not None:
+        places = places[np.lexsort([*(places % tile).T[::-1], *(places // tile).T[::-1]])]
+    expected = np.ones((len(places), len(places)), bool)
+    for axis, (size, width) in enumerate(zip(sizes, window)):
+        on_axis = places[:, axis]
+        expected &= nearest(size, width, causal is not None and causal[axis])[np.ix_(on_axis, on_axis)]
+    pattern = sa.neighborhood(sizes, window, tile, causal)
+    np.testing.assert_array_equal(pattern.to_mask(len(places))[0, 0], expected)
+    if causal is None:
+        assert set(expected.sum(axis=1)) == {np.prod(window)}
+
+
+def test_grids_keep_heads_and_batch_entries_apart():
+    pattern = sa.grid([2, 3], [sa.per_head(["full", "causal"]), sa.csr([0, 1, 2, 3], [2, 1, 0], 3)])
+    extent = sa.Extent(6, heads=2)
+    text = "grid([2,3],per_head([0,1],full,causal),csr([0,1,2,3],[2,1,0],3))"
+    np.testing.assert_array_equal(pattern.to_mask(extent), truth(text, extent))
+    assert sa.load(pattern.save()) == pattern
+
+
 def test_extent_shorthands_and_offset():
     assert sa.causal().stats(6) == sa.causal().stats((6, 6)) == sa.causal().stats(sa.Extent(6))
     assert sa.causal().stats((2, 6)).pairs == 5 + 6
@@ -160,6 +204,16 @@ def test_long_lists_print_as_a_hash_that_does_not_parse():
         (lambda: sa.per_head([sa.full()], [0, 1 << 40]), sa.ArgumentError, "part_of_head[1]"),
         (lambda: sa.per_head([sa.full()], [0.9]), sa.DTypeError, "part_of_head"),
         (lambda: sa.per_batch([sa.full()], ["0"]), sa.DTypeError, "part_of_batch"),
+        (lambda: sa.grid([4, 6], ["full", "full"], [4, 4]), sa.ArgumentError, "tile[1]"),
+        (lambda: sa.grid([4, 6], ["full"]), sa.ShapeError, "parts"),
+        (lambda: sa.grid([4, 6], ["full", "full"], [4]), sa.ShapeError, "tile"),
+        (lambda: sa.grid([], []), sa.ArgumentError, "axes"),
+        (lambda: sa.grid([0], ["full"]), sa.ArgumentError, "sizes[0]"),
+        (lambda: sa.grid(4, ["full"]), sa.DTypeError, "sizes"),
+        (lambda: sa.grid([4], "full"), sa.DTypeError, "parts"),
+        (lambda: sa.neighborhood([4, 6], [3, 7]), sa.ArgumentError, "window[1]"),
+        (lambda: sa.neighborhood([4, 6], [3]), sa.ShapeError, "window"),
+        (lambda: sa.neighborhood([4], [3], causal=[True, False]), sa.ShapeError, "causal"),
         (lambda: sa.union([]), sa.ArgumentError, "count"),
         (lambda: sa.parse("causal & wind(3)"), sa.FormatError, "text"),
         (lambda: sa.parse("causal\ud800"), sa.FormatError, "text"),
@@ -346,6 +400,7 @@ def test_notebooks_show_the_text_and_a_picture():
         (lambda: sa.window(0, 1 << 80), sa.ArgumentError, "right"),
         (lambda: sa.sink(None), sa.DTypeError, "tokens"),
         (lambda: sa.dilated(4, 4, "2"), sa.DTypeError, "dilation"),
+        (lambda: sa.grid([4, 2.0], ["full", "full"]), sa.DTypeError, "sizes[1]"),
         (lambda: sa.bigbird(64, 3, 1, 1.0), sa.DTypeError, "params.random_blocks"),
         (lambda: sa.csr([0, 1], [0], 4.0), sa.DTypeError, "seq_k"),
         (lambda: sa.runtime_blocks(16, None, 4), sa.DTypeError, "block_k"),

@@ -46,6 +46,7 @@ from ._core import (
     kernels,
     version,
 )
+from ._grids import grid, neighborhood
 from ._indexed import bsr, csr, mask, predicate, runtime_blocks, runtime_tokens, topk
 from ._patterns import (
     Extent,
@@ -105,12 +106,14 @@ __all__ = [
     "full",
     "global_keys",
     "global_tokens",
+    "grid",
     "intersection",
     "kernels",
     "landmark",
     "load",
     "logsparse",
     "mask",
+    "neighborhood",
     "parse",
     "per_batch",
     "per_document",

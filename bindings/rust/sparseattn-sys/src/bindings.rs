@@ -1545,6 +1545,13 @@ functions! {
         batch: usize,
         result: *mut *mut spattn_pattern,
     ) -> spattn_status;
+    pub fn spattn_pattern_grid(
+        sizes: *const i64,
+        tile: *const i64,
+        parts: *const *const spattn_pattern,
+        axes: usize,
+        result: *mut *mut spattn_pattern,
+    ) -> spattn_status;
     pub fn spattn_pattern_per_document(
         inner: *const spattn_pattern,
         cu_q: *const spattn_tensor,

@@ -550,6 +550,40 @@ pub fn per_batch(parts: &[Pattern], part_of_batch: &[i32]) -> Pattern {
     })
 }
 
+/// An axis of a [`grid`]: how many places it has, and what each sees of them.
+#[derive(Clone, Debug)]
+pub struct GridAxis {
+    places: usize,
+    tile: usize,
+    part: Pattern,
+}
+
+impl GridAxis {
+    /// A tile has all places of the axis unless [`tile`](GridAxis::tile) says how many.
+    pub fn new(places: usize, part: Pattern) -> Self {
+        GridAxis { places, tile: places, part }
+    }
+
+    /// So many places of this axis are in a tile: a divisor of all of them.
+    pub fn tile(mut self, places: usize) -> Self {
+        self.tile = places;
+        self
+    }
+}
+
+/// Tokens on a grid, as of an image (height, width) or a video (frames, height, width): a query sees a key where on each
+/// axis the part sees the key's place from the query's. Tokens lie tile after tile, and in a tile one after the other, the
+/// last axis fastest both times. Up to 8 axes. [Neighborhood Attention](https://arxiv.org/abs/2204.07143),
+/// [Sliding Tile Attention](https://arxiv.org/abs/2502.04507).
+pub fn grid(axes: &[GridAxis]) -> Pattern {
+    let (sizes, tile): (Vec<_>, Vec<_>) = axes.iter().map(|axis| (size(axis.places), size(axis.tile))).unzip();
+    let parts: Vec<_> = axes.iter().map(|axis| &axis.part).collect();
+    compose(&parts, |parts, count, made| {
+        // SAFETY: as per_head; both lists have a number for each part.
+        unsafe { sys::spattn_pattern_grid(sizes.as_ptr(), tile.as_ptr(), parts, count, made) }
+    })
+}
+
 /// Documents packed one after the other, each with the pattern on its own extent.
 pub fn per_document<I: Index>(inner: &Pattern, cu_q: &[I], cu_k: &[I]) -> Pattern {
     match inner.handle() {

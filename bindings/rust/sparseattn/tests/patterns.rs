@@ -44,6 +44,10 @@ fn every_constructor_is_its_text() {
         (transpose(&window(4, 1)), "transpose(window(4,1))"),
         (per_head(&[causal(), full()], &[0, 1, 1]), "per_head([0,1,1],causal,full)"),
         (per_batch(&[sink(5), sink(3)], &[0, 1]), "per_batch([0,1],sink(5),sink(3))"),
+        (
+            grid(&[GridAxis::new(6, window(1, 1)), GridAxis::new(8, causal()).tile(4)]),
+            "grid([6,8],[6,4],window(1,1),causal)",
+        ),
         (per_document(&causal(), &[0, 4], &[0, 9]), "per_document([0,4],[0,9],causal)"),
         (rows(&causal(), &[[12i32, 16], [0, 4]], 16), "rows([12,16,0,4],16,causal)"),
         (rows(&runtime_tokens(8), &[[5i64, 9]], 9), "rows([5,9],9,runtime_tokens(8))"),
@@ -157,6 +161,9 @@ fn wrong_numbers_and_lists() {
     demand(union(&[]).check(), Range, "count");
     demand(per_head(&[causal(), full()], &[0, 2]).check(), Range, "part_of_head[1]");
     demand(per_batch(&[causal(), full()], &[0, -1]).check(), Range, "part_of_batch[1]");
+    demand(grid(&[]).check(), Range, "axes");
+    demand(grid(&[GridAxis::new(0, full())]).check(), Range, "sizes[0]");
+    demand(grid(&[GridAxis::new(4, full()), GridAxis::new(6, full()).tile(4)]).check(), Range, "tile[1]");
     demand(per_document(&causal(), &[0, 4], &[0]).check(), Shape, "cu_k");
     demand(rows::<i64>(&causal(), &[], 9).check(), Shape, "ranges");
     demand(rows(&causal(), &[[0, 4], [4, 4]], 9).check(), Range, "ranges");

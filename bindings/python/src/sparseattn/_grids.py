@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: MIT
+"""Patterns of tokens on a grid, as of images and videos."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+from ._core import ArgumentError, DTypeError, ShapeError, ffi, integer, lib
+from ._patterns import AnyPattern, Pattern, as_pattern, make_pattern
+
+
+def _entries(values: Iterable[Any], argument: str, axes: int | None = None) -> list[Any]:
+    """The list, of one entry for each axis. Raises DTypeError for what is none, ShapeError for one of another length."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        message = f"argument {argument} is {values!r}; accepted: a sequence, an entry for each axis"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+    entries = list(values)
+    if axes is not None and len(entries) != axes:
+        message = f"argument {argument} has {len(entries)} entries; accepted: {axes}, as sizes has"
+        raise ShapeError(message, "SPATTN_E_SHAPE", argument)
+    return entries
+
+
+def _integers(values: Iterable[Any], argument: str, axes: int | None = None) -> list[int]:
+    entries = _entries(values, argument, axes)
+    return [integer(entry, f"{argument}[{axis}]") for axis, entry in enumerate(entries)]
+
+
+def grid(sizes: Sequence[int], parts: Sequence[AnyPattern], tile: Sequence[int] | None = None) -> Pattern:
+    """Tokens on a grid, with a pattern for each axis: a query sees a key where, on each axis, the part sees the key's
+    place from the query's.
+
+    grid((30, 48, 80), ["causal", "full", "full"]) is video whose frames see earlier ones; grid((48, 80), ["window(0,0)",
+    "full"]) | grid((48, 80), ["full", "window(0,0)"]) is axial attention (https://arxiv.org/abs/1912.12180).
+
+    sizes   [axes], 1 to 8: how many places each axis has, the slowest first, as (height, width) or (frames, height,
+            width). Tokens beyond their product see nothing and are not seen
+    parts   [axes]: each is meant on as many queries and keys as its axis has places
+    tile    [axes], divisors of sizes: tokens lie tile after tile, and in a tile one after the other, the last axis
+            fastest both times. Where it is about a block of the kernels (64 to 128 tokens), as (8, 8), neighbours are
+            in few blocks. None is sizes: tokens lie row after row
+
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "axes", "sizes", "parts" or "tile", or such an entry.
+    """
+    shape = _integers(sizes, "sizes")
+    patterns = [
+        as_pattern(part, f"parts[{axis}]") for axis, part in enumerate(_entries(parts, "parts", len(shape)))
+    ]
+    of_tile = shape if tile is None else _integers(tile, "tile", len(shape))
+    lists = ffi.new("int64_t[]", shape), ffi.new("int64_t[]", of_tile)
+    handles = ffi.new("spattn_pattern *[]", [pattern._handle for pattern in patterns])
+    made = make_pattern(lib.spattn_pattern_grid, *lists, handles, len(patterns), parts=patterns)
+    made._sizes = {name: size for name, size in made._sizes.items() if name in ("batch", "heads")}
+    return made
+
+
+def neighborhood(
+    sizes: Sequence[int],
+    window: Sequence[int],
+    tile: Sequence[int] | None = None,
+    causal: Sequence[bool] | None = None,
+) -> Pattern:
+    """Neighborhood Attention (https://arxiv.org/abs/2204.07143, https://natten.org): of each axis, a query sees the
+    window[axis] places around its own. At the edges of the grid windows are moved inwards, so that every query sees as
+    many keys. Of an even window, one place more lies before the query's than behind it.
+
+    sizes, tile   as in grid
+    window        [axes], 1 to the axis's size
+    causal        [axes]: on these axes the window ends with the query's own place, and is cut at the first one
+
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "window", "causal", or one of grid's.
+    """
+    shape = _integers(sizes, "sizes")
+    widths = _integers(window, "window", len(shape))
+    is_causal = [False] * len(shape) if causal is None else _entries(causal, "causal", len(shape))
+    for axis, (width, size) in enumerate(zip(widths, shape)):
+        if not 1 <= width <= max(size, 1):
+            message = f"argument window[{axis}] is {width}; accepted: 1 to {size}, the axis's size"
+            raise ArgumentError(message, "SPATTN_E_RANGE", f"window[{axis}]")
+    return grid(shape, [_nearest(*axis) for axis in zip(shape, widths, is_causal)], tile)
+
+
+def _nearest(places: int, width: int, is_causal: Any) -> str:
+    """What a place of one axis sees: the window around it, and of the first and the last places all of the outermost."""
+    if is_causal:
+        return f"window({width - 1},0)"
+    if width == places:
+        return "full"
+    before, behind = width // 2, (width - 1) // 2
+    around = f"window({before},{behind})"
+    first = f"sink({width}) & transpose(sink({before}))"
+    last = f"(full - sink({places - width})) & transpose(full - sink({places - behind}))"
+    return around if width == 1 else f"{around} | {first} | {last}"
