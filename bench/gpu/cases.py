@@ -3,6 +3,7 @@
 it has the same pattern."""
 import dataclasses
 import functools
+import math
 import pathlib
 import typing
 
@@ -201,6 +202,24 @@ def tree(nodes, cached=0):
                 kept=lambda q, k, table: (k < cached) | table[q - cached, (k - cached).clamp(min=0)])
 
 
+def near_on_grid(sizes, tile, reach):
+    """Windows of `reach` places to each side of every axis; tokens lie tile after tile."""
+    def places(token):
+        of_tile, inside = token // math.prod(tile), token % math.prod(tile)
+        found = []
+        for size, part in zip(sizes[::-1], tile[::-1]):
+            found.append(of_tile % (size // part) * part + inside % part)
+            of_tile, inside = of_tile // (size // part), inside // part
+        return found[::-1]
+
+    def kept(q, k):
+        near = [(a - b).abs() <= most for a, b, most in zip(places(q), places(k), reach)]
+        return functools.reduce(torch.logical_and, near)
+
+    windows = ", ".join(f"window({most},{most})" for most in reach)
+    return dict(pattern=f"grid([{numbers(sizes)}], [{numbers(tile)}], {windows})", seq=math.prod(sizes), kept=kept)
+
+
 GLOBAL = range(0, 65536, 1024)
 CASES = [
     Case("full_16k", "full", 16, 16384, full, {"forward": 790, "backward": 650},
@@ -241,6 +260,10 @@ CASES = [
     Case("landmark_64k", "causal & (window(256,0) | landmark(64,1))", 4, 65536,
          lambda q, k: (k <= q) & ((k >= q - 256) | (k % 64 == 63))),
     Case("bigbird_128k", heads=4, **bigbird(64, 3, 2, 3, 131072), goal_dense=5),
+    # An image, and video: windows on each axis, of tiles that are blocks.
+    Case("neighborhood_16k", heads=16, **near_on_grid((128, 128), (8, 8), (6, 6))),
+    Case("neighborhood_rows_16k", heads=16, **near_on_grid((128, 128), (128, 128), (6, 6))),
+    Case("neighborhood_video_115k", heads=4, **near_on_grid((30, 48, 80), (6, 8, 8), (9, 12, 12))),
     # Documents of 10 to 4000 tokens: as a pattern, as a batch of several lengths, and with queries in the last quarter
     # of each alone.
     Case("documents_16k", heads=16, **documents(8)),

@@ -70,6 +70,9 @@ static const Case cases[] = {
     {"full", 1, 2, 1, 70, 70, 16, 16, Axes::bhsd, own_scale, aligned_end, false, false, 0., true},
     {"full", 1, 2, 1, 10, 3100, 8, 8, Axes::bhsd, own_scale, aligned_end, true, false, 15., true},  // joined
     {"sink(1) | window(0,0)", 1, 1, 1, 1100, 1100, 4, 4, Axes::bhsd, own_scale, aligned_end, true, false, 15., true},
+    // Boxes of a grid, and tokens that are none; the last ones are beyond it.
+    {"grid([24,24], [8,8], window(5,5), window(4,6))", 1, 4, 2, 576, 590, 16, 12, Axes::gaps, own_scale, 0},
+    {"grid([6,10,11], [3,5,11], causal, window(2,2), window(3,3))", 2, 2, 1, 660, 660, 20, 16},
     // In orders of their own: see the_orders_are_met.
     {"causal & dilated(300,0,5)", 1, 4, 2, 643, 643, 20, 20, Axes::bshd},
     {"causal & dilated(120,0,5)", 1, 4, 2, 323, 323, 16, 32, Axes::lines},
@@ -101,6 +104,7 @@ static const Case cases[] = {
     {"block_diagonal(32) | block_diagonal(128) & residue(4,1) | block_diagonal(640) & residue(16,1)", 1, 2, 1, 650, 650,
      16, 16},
     {"causal & (window(3,0) | strided(8))", 1, 1, 1, 2100, 2100, 8, 8},  // parts are joined in each piece
+    {"grid([20,30], full, window(0,0)) | grid([20,30], window(0,0), full)", 1, 2, 1, 600, 600, 16, 16},
     // Some heads, or batch entries, see nothing in one piece or the other.
     {"per_head([0,1,1,0], window(9,9), dilated(160,160,8))", 1, 4, 2, 600, 620, 16, 12, Axes::gaps, own_scale,
      aligned_end, true, false, 0., true},

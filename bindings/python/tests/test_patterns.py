@@ -140,7 +140,7 @@ def test_neighborhoods_are_moved_inwards(sizes, window, tile, causal):
 
 def test_grids_keep_heads_and_batch_entries_apart():
     pattern = sa.grid([2, 3], [sa.per_head(["full", "causal"]), sa.csr([0, 1, 2, 3], [2, 1, 0], 3)])
-    extent = sa.Extent(6, heads=2)
+    extent = sa.Extent(6, 6, heads=2)
     text = "grid([2,3],per_head([0,1],full,causal),csr([0,1,2,3],[2,1,0],3))"
     np.testing.assert_array_equal(pattern.to_mask(extent), truth(text, extent))
     assert sa.load(pattern.save()) == pattern

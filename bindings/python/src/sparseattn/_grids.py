@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 from ._core import ArgumentError, DTypeError, ShapeError, ffi, integer, lib
-from ._patterns import AnyPattern, Pattern, as_pattern, make_pattern
+from ._patterns import Pattern, as_pattern, make_pattern
+
+if TYPE_CHECKING:
+    from ._patterns import AnyPattern
 
 
 def _entries(values: Iterable[Any], argument: str, axes: int | None = None) -> list[Any]:
-    """The list, of one entry for each axis. Raises DTypeError for what is none, ShapeError for one of another length."""
+    """The list. Raises DTypeError for what is none, ShapeError for one of another length than the axes have."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         message = f"argument {argument} is {values!r}; accepted: a sequence, an entry for each axis"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
@@ -30,8 +33,9 @@ def grid(sizes: Sequence[int], parts: Sequence[AnyPattern], tile: Sequence[int] 
     """Tokens on a grid, with a pattern for each axis: a query sees a key where, on each axis, the part sees the key's
     place from the query's.
 
-    grid((30, 48, 80), ["causal", "full", "full"]) is video whose frames see earlier ones; grid((48, 80), ["window(0,0)",
-    "full"]) | grid((48, 80), ["full", "window(0,0)"]) is axial attention (https://arxiv.org/abs/1912.12180).
+    grid((30, 48, 80), ["causal", "full", "full"]) is video whose frames see earlier ones. Axial attention
+    (https://arxiv.org/abs/1912.12180) of an image is grid((48, 80), ["window(0,0)", "full"]) | grid((48, 80), ["full",
+    "window(0,0)"]).
 
     sizes   [axes], 1 to 8: how many places each axis has, the slowest first, as (height, width) or (frames, height,
             width). Tokens beyond their product see nothing and are not seen
@@ -81,7 +85,7 @@ def neighborhood(
 
 
 def _nearest(places: int, width: int, is_causal: Any) -> str:
-    """What a place of one axis sees: the window around it, and of the first and the last places all of the outermost."""
+    """What a place of one axis sees: the window around it; near the ends, all of the window at the end."""
     if is_causal:
         return f"window({width - 1},0)"
     if width == places:
