@@ -255,7 +255,8 @@ def attention(
     those of their queries. Where those of queries are divided further than heads_kv can be, each device has all heads
     of keys that are left, and gradients of these are added up. What is divided otherwise, say along tokens, is gathered
     first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
-    heads, of its own. Programs of jax.export gather what calls read that are outside of jax.shard_map.
+    heads, of its own; what lies along axes of the mesh that its axis_names leave out is gathered. Programs of jax.export
+    gather what calls read that are outside of jax.shard_map.
 
     batch, seq_q and seq_k may be symbols of jax.export where the pattern has no sizes of its own, and outside of
     jax.shard_map: one program then serves all of these sizes, and makes a plan for each that it meets.
