@@ -78,6 +78,30 @@ def test_gradients_are_those_of_dense_attention(dtype, text):
     close((out, lse, *found), (*dense(q, k, v, mask_of(text)), *expected), BOUNDS[dtype])
 
 
+@pytest.mark.parametrize("attend", [saj.attention, saj.float8_attention])
+def test_checkpoint_may_keep_what_the_backward_reads(attend):
+    *x, dout = operands()
+
+    def differentiate(policy, *x):
+        def layer(q, k, v):
+            return jnp.pad(attend(jnp.sin(q), k, v, STREAMING), [(0, 0)] * 3 + [(0, 8)])
+
+        def loss(q, k, v):
+            layers = jax.lax.scan(lambda q, _: (jax.checkpoint(layer, policy=policy)(q, k, v), None), q, length=3)
+            return (layers[0][..., :16] * dout).sum()
+
+        return jax.grad(loss, (0, 1, 2))(*x)
+
+    found, counts = [], []
+    for names in ((), ("sparseattn_out", "sparseattn_lse")):
+        policy = jax.checkpoint_policies.save_only_these_names(*names)
+        program = jax.jit(functools.partial(differentiate, policy)).lower(*x).compile()
+        counts.append(program.as_text().count('custom_call_target="sparseattn_forward"'))
+        found.append(program(*x))
+    assert counts == [2, 1]
+    close(*found)
+
+
 def test_check_grads():
     q, k, v, _ = operands(jnp.float64, seq=6, batch=1)
     attend = functools.partial(saj.attention, pattern=TEXT)

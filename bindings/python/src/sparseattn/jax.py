@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.export import is_symbolic_dim
 
 from ._arrays import FLOATS, dtype_code, read_dtype
@@ -81,6 +82,13 @@ def _compute(call: Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     return out, lse
 
 
+def _compute_and_keep(call: Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+    """What a backward reads, under names for policies of jax.checkpoint: those that a caller gives to results are of
+    what comes after them."""
+    out, lse = _compute(_with_backward(call), operands)
+    return checkpoint_name(out, "sparseattn_out"), checkpoint_name(lse, "sparseattn_lse")
+
+
 def _results(call: Call, q: Any) -> dict[str, Any]:
     """What out and lse are."""
     problem = call.read_problem()
@@ -95,7 +103,7 @@ def _attention_forward(call: Call, operands: _Operands) -> Any:
     if _is_float8(operands.q):
         message = "attention of float8_e4m3fn has no derivatives, which would be of float8, too; accepted: float8_attention"
         raise UnsupportedError(f"{message} of arrays that are not rounded yet", "SPATTN_E_UNSUPPORTED", "q")
-    out, lse = _compute(_with_backward(call), operands)
+    out, lse = _compute_and_keep(call, operands)
     return (out, lse), (operands, out, lse)
 
 
@@ -257,6 +265,9 @@ def attention(
     first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
     heads, of its own; what lies along axes of the mesh that its axis_names leave out is gathered. Programs of jax.export
     gather what calls read that are outside of jax.shard_map.
+
+    What the backward reads of the forward has names for policies of jax.checkpoint: save_only_these_names of
+    "sparseattn_out" and "sparseattn_lse" keeps it, and attention does not run again.
 
     batch, seq_q and seq_k may be symbols of jax.export where the pattern has no sizes of its own, and outside of
     jax.shard_map: one program then serves all of these sizes, and makes a plan for each that it meets.
@@ -444,7 +455,7 @@ _stand_for.defjvp(_refuse)
 
 def _rounded_forward(call: Call, given: tuple[Any, ...], operands: _Operands) -> Any:
     operands = _stand_for(given, operands)
-    out, lse = _compute(_with_backward(call), operands)
+    out, lse = _compute_and_keep(call, operands)
     nothing = tuple(x if x is None else jnp.zeros(0, x.dtype) for x in given)  # that knows its dtype
     return (out, lse), (nothing, operands, out, lse)
 
