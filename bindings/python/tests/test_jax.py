@@ -523,6 +523,16 @@ def test_sizes_that_an_exported_program_cannot_leave_open(pattern, shapes, argum
     assert caught.value.argument == argument
 
 
+@pytest.mark.parametrize("name", ["q_offset", "scale", "head_dim_v"])
+def test_options_of_an_exported_program_are_numbers(name):
+    def call(q, k):
+        return saj.attention(q, k, None, TEXT, **{name: q.shape[1]})
+
+    with pytest.raises(sa.DTypeError, match=f"argument {name} is s, a symbol of jax.export; accepted: a ") as caught:
+        exported(call, *floats("b, s, 4, 24", "b, s, 1, 24"))
+    assert caught.value.argument == name
+
+
 RUN = """
 import sys
 import jax, numpy as np

@@ -216,8 +216,10 @@ def _check_lists(pattern: Pattern, arrays: dict[str, Any], sizes: dict[str, Any]
 
 def _require_constants(**options: Any) -> None:
     for name, value in options.items():
-        if isinstance(value, jax.core.Tracer):
-            message = f"argument {name} is an array that JAX traces; accepted: a number, constant in what is jitted"
+        is_symbol = is_symbolic_dim(value)
+        if is_symbol or isinstance(value, jax.core.Tracer):
+            found = f"{value}, a symbol of jax.export" if is_symbol else "an array that JAX traces"
+            message = f"argument {name} is {found}; accepted: a number, constant in what is jitted"
             raise DTypeError(message, "SPATTN_E_DTYPE", name)
 
 
