@@ -339,6 +339,27 @@ def test_an_exported_program_shares_what_shard_map_does():
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
+def test_symbols_of_export():
+    """Outside of shard_map; JAX itself gives no numbers to symbols within."""
+    disabled = [jax.export.DisabledSafetyCheck.custom_call("sparseattn_forward")]
+    batch, seq = jax.export.symbolic_shape("b, s")
+    own = NamedSharding(MESH, OWN)
+    forms = [jax.ShapeDtypeStruct((2 * batch, seq, heads, 16), jnp.float32, sharding=own) for heads in (4, 2, 2)]
+
+    def attend(q, k, v):
+        return saj.attention(q, k, v, "causal")
+
+    if jax.config.jax_use_shardy_partitioner:
+        program = jax.export.export(jax.jit(attend), disabled_checks=disabled)(*forms)
+        arrays = operands()[:3]
+        found = jax.jit(program.call)(*(jax.device_put(x, own) for x in arrays))
+        np.testing.assert_allclose(found, attend(*arrays), rtol=2e-5, atol=2e-5)
+    if hasattr(jax, "shard_map"):
+        manual = jax.shard_map(attend, mesh=MESH, in_specs=OWN, out_specs=OWN)
+        with pytest.raises(sa.UnsupportedError, match="a size b, a symbol of jax.export, inside of jax.shard_map"):
+            jax.export.export(jax.jit(manual), disabled_checks=disabled)(*forms)
+
+
 def test_finer_heads_on_a_cache():
     """No device copies its heads of a cache in each call: queries are gathered."""
     q, k, v, _ = operands(8, 2)

@@ -78,6 +78,30 @@ def test_gradients_are_those_of_dense_attention(dtype, text):
     close((out, lse, *found), (*dense(q, k, v, mask_of(text)), *expected), BOUNDS[dtype])
 
 
+@pytest.mark.parametrize("attend", [saj.attention, saj.float8_attention])
+def test_checkpoint_may_keep_what_the_backward_reads(attend):
+    *x, dout = operands()
+
+    def differentiate(policy, *x):
+        def layer(q, k, v):
+            return jnp.pad(attend(jnp.sin(q), k, v, STREAMING), [(0, 0)] * 3 + [(0, 8)])
+
+        def loss(q, k, v):
+            layers = jax.lax.scan(lambda q, _: (jax.checkpoint(layer, policy=policy)(q, k, v), None), q, length=3)
+            return (layers[0][..., :16] * dout).sum()
+
+        return jax.grad(loss, (0, 1, 2))(*x)
+
+    found, counts = [], []
+    for names in ((), ("sparseattn_out", "sparseattn_lse")):
+        policy = jax.checkpoint_policies.save_only_these_names(*names)
+        program = jax.jit(functools.partial(differentiate, policy)).lower(*x).compile()
+        counts.append(program.as_text().count('custom_call_target="sparseattn_forward"'))
+        found.append(program(*x))
+    assert counts == [2, 1]
+    close(*found)
+
+
 def test_check_grads():
     q, k, v, _ = operands(jnp.float64, seq=6, batch=1)
     attend = functools.partial(saj.attention, pattern=TEXT)
@@ -404,6 +428,109 @@ def test_programs_may_be_exported():
     )(q, k, v)
     again = jax.export.deserialize(program.serialize())
     close([again.call(q, k, v)], [saj.attention(q, k, v, STREAMING)], 1e-6)
+
+
+SAFE = [jax.export.DisabledSafetyCheck.custom_call(f"sparseattn_{op}") for op in ("forward", "backward")]
+
+
+def exported(call, *arrays, derivatives=0):
+    """The program of a file. Arrays are pairs of a shape, whose sizes may be letters, and a dtype."""
+    pytest.importorskip("flatbuffers")
+    scope = jax.export.SymbolicScope()
+    forms = [jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape, scope=scope), dtype) for shape, dtype in arrays]
+    program = jax.export.export(jax.jit(call), disabled_checks=SAFE)(*forms)
+    return jax.export.deserialize(program.serialize(vjp_order=derivatives)).call
+
+
+def floats(*shapes):
+    return [(shape, jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_exported_program_serves_all_sizes(mapped):
+    """So do its gradients, and numbers of queries that are not those of keys."""
+    attend = functools.partial(saj.attention, pattern=STREAMING)
+    call = (lambda *x: jax.vmap(attend)(*(one[:, None] for one in x))[:, 0]) if mapped else attend
+    program = exported(call, *floats("b, s, 4, 24", "b, t, 2, 24", "b, t, 2, 16"), derivatives=1)
+    for batch, seq_q, seq_k in [(2, 40, 40), (1, 17, 40), (3, 33, 129)]:
+        q, k, v, dout = operands(seq=seq_k, batch=batch)
+        q, dout = q[:, :seq_q], dout[:, :seq_q]
+        mask = sa.parse(STREAMING).to_mask(sa.Extent(seq_q, seq_k))
+        out, pull = jax.vjp(program, q, k, v)
+        expected, pull_dense = jax.vjp(lambda *x: dense(*x, mask)[0], q, k, v)
+        close((out, *pull(dout)), (expected, *pull_dense(dout.astype(jnp.float64))))
+
+
+OPEN_FORMS = {
+    "packed": (dict(axes="thd"), ["s, 4, 24", "s + 2, 2, 24", "s + 2, 2, 24"]),
+    "heads first": (dict(axes="bhsd"), ["b, 4, s, 24", "b, 2, s, 24", "b, 2, s, 24"]),
+    "values in keys": (dict(head_dim_v=16), ["b, s, 4, 24", "b, s, 1, 24"]),
+    "a mask of keys": (dict(pattern=np.arange(40)[None] < 13), ["b, s, 4, 24", "b, 40, 2, 24", "b, 40, 2, 24"]),
+    "sinks": (dict(), ["b, s, 4, 24", "b, s, 2, 24", "b, s, 2, 24", "4"]),
+}
+
+
+@pytest.mark.parametrize("form", OPEN_FORMS)
+@pytest.mark.parametrize("attend", [saj.attention, saj.float8_attention])
+def test_exported_programs_of_all_kinds_serve_all_sizes(form, attend):
+    options, shapes = OPEN_FORMS[form]
+
+    def loss(q, k, v=None, sink=None):
+        return attend(q, k, v, sink_logits=sink, **({"pattern": TEXT} | options)).sum()
+
+    call = jax.value_and_grad(loss, range(len(shapes)))
+    program = exported(call, *floats(*shapes))
+    for sizes in ({"b": 2, "s": 40}, {"b": 1, "s": 33}):
+        rng = np.random.default_rng(7)
+        given = [jnp.asarray(rng.normal(size=eval(f"[{shape}]", sizes)), jnp.float32) for shape in shapes]
+        close(jax.tree.leaves(program(*given)), jax.tree.leaves(call(*given)), 1e-6)
+
+
+def test_lists_of_an_exported_program_have_all_sizes():
+    lists = [("b, floordiv(s + 15, 16), 2, 1", jnp.int32)]
+    forms = floats("b, s, 4, 24", "b, s, 2, 24", "b, s, 2, 16") + lists
+
+    def call(q, k, v, lists):
+        return saj.attention(q, k, v, "causal & runtime_blocks(16,16,1)", indices=lists)
+
+    program = exported(call, *forms)
+    for batch, seq in [(2, 40), (1, 32)]:
+        blocks = jnp.arange(-(-seq // 16), dtype=jnp.int32)[None, :, None, None]
+        q, k, v, _ = operands(seq=seq, batch=batch)
+        found = program(q, k, v, jnp.broadcast_to(blocks, (batch, blocks.size, 2, 1)))
+        close([found], [saj.attention(q, k, v, "causal & block_diagonal(16)")])
+
+
+@pytest.mark.parametrize(
+    "pattern, shapes, argument, symbol",
+    [
+        (sa.csr(*sa.parse(STREAMING).to_csr(40), 40), ("b, s, 4, 24", "b, s, 2, 24"), "pattern", "seq_q s, seq_k s"),
+        (np.ones((1, 1), bool), ("2, s, 4, 24", "2, s, 2, 24"), "pattern", "s keys"),
+        (np.ones((2, 2), bool), ("2, 2, 4, 24", "2, s, 2, 24"), "pattern", "seq_k s"),
+        (np.ones((1, 4, 1, 40), bool), ("b, s, 4, 24", "b, 40, 2, 24"), "pattern", "batch b, seq_q s"),
+        (np.ones((2, 1, 1, 40), bool), ("2, 40, 4, 24", "2, s, 2, 24"), "pattern", "s keys"),
+        (sa.per_batch(["causal", "full"], [0, 1]), ("b, 40, 4, 24", "b, 40, 2, 24"), "pattern", "batch b"),
+        (TEXT, ("b, s, h, 24", "b, s, 2, 24"), "q", "heads_q h"),
+        (TEXT, ("b, s, 4, 24", "b, s, h, 24"), "k", "heads_kv h"),
+        (TEXT, ("b, s, 4, d", "b, s, 2, d"), "q", "head_dim d"),
+        (TEXT, ("b, s, 4, 24", "c, s, 2, 24"), "k", "c, s, 2, 24"),
+    ],
+)
+def test_sizes_that_an_exported_program_cannot_leave_open(pattern, shapes, argument, symbol):
+    q, k = floats(*shapes)
+    with pytest.raises(sa.ShapeError, match=symbol) as caught:
+        exported(lambda q, k, v: saj.attention(q, k, v, pattern), q, k, k)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("name", ["q_offset", "scale", "head_dim_v"])
+def test_options_of_an_exported_program_are_numbers(name):
+    def call(q, k):
+        return saj.attention(q, k, None, TEXT, **{name: q.shape[1]})
+
+    with pytest.raises(sa.DTypeError, match=f"argument {name} is s, a symbol of jax.export; accepted: a ") as caught:
+        exported(call, *floats("b, s, 4, 24", "b, s, 1, 24"))
+    assert caught.value.argument == name
 
 
 RUN = """

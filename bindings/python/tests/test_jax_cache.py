@@ -164,6 +164,39 @@ def test_a_program_that_was_exported_runs():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("form", ["pages", "one piece", "packed"])
+def test_an_exported_program_serves_caches_of_all_sizes(form):
+    pytest.importorskip("flatbuffers")
+    q, k, v, table = operands()
+    entries, pages = "b, 5, 4, 16", ["p, 6, 2, 16", "p, 6, 2, 8"]
+    shapes = {
+        "pages": dict(q=entries, k=pages[0], v=pages[1], starts="b", page_table="b, c"),
+        "one piece": dict(q=entries, k="b, t, 2, 16", v="b, t, 2, 8", starts="b"),
+        "packed": dict(q="n, 4, 16", k=pages[0], v=pages[1], starts="b", page_table="b, c", query_offsets="b + 1"),
+    }[form]
+    options = {"pattern": STREAMING, "axes": "thd" if form == "packed" else "bshd"}
+    scope = jax.export.SymbolicScope()
+    symbols = {
+        name: jax.ShapeDtypeStruct(
+            jax.export.symbolic_shape(shape, scope=scope), np.float32 if name in "qkv" else np.int32
+        )
+        for name, shape in shapes.items()
+    }
+    decode = jax.jit(lambda given: saj.decode(**given, **options))
+    disabled = [jax.export.DisabledSafetyCheck.custom_call("sparseattn_forward")]
+    program = jax.export.deserialize(jax.export.export(decode, disabled_checks=disabled)(symbols).serialize())
+    for batch, columns in [(3, 8), (1, 8), (2, 7)]:
+        given = {"q": q[:batch], "k": k, "v": v, "starts": STARTS[:batch], "page_table": table[:batch, :columns]}
+        if form == "one piece":
+            part = given.pop("page_table")
+            given |= {name: pool[part].reshape(batch, -1, *pool.shape[2:]) for name, pool in (("k", k), ("v", v))}
+        if form == "packed":
+            given |= {"q": given["q"].reshape(-1, 4, 16), "query_offsets": np.arange(batch + 1) * 5}
+        expected, _ = right(**given, **options)
+        arrays = {name: jnp.asarray(x, symbols[name].dtype) for name, x in given.items()}
+        np.testing.assert_allclose(program.call(arrays), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_what_is_wrong_is_named():
     q, k, v, table = operands()
     decode = functools.partial(saj.decode, q, k, v, STREAMING)

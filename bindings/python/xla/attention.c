@@ -3,9 +3,10 @@
  * Attention as custom calls of XLA, which sparseattn.jax registers.
  *
  * A call brings its buffers and three attributes: `pattern`, the bytes of spattn_pattern_save, `problem`, those of a
- * spattn_problem, and `given`, a byte for each operand that is optional: 1, or 0 where it is left out. It has no
- * state: the context remembers plans, so that a call whose plan is made only reads the pattern again, and a program
- * that was exported runs in every process.
+ * spattn_problem, and `given`, a byte for each operand that is optional: 1, or 0 where it is left out. A batch, seq_q
+ * or seq_k of -1 is what the buffers have, for one program of jax.export serves many. A call has no state: the context
+ * remembers plans, so that a call whose plan is made only reads the pattern again, and a program that was exported runs
+ * in every process.
  *
  * Operands come in the order q, k, v, sink_logits, then out, lse, dout, dlse in the backward, or of a cache starts,
  * page_table, query_offsets, parents, then the optional indices, index_counts, q_scales, k_scales, v_scales. What the
@@ -180,6 +181,16 @@ static int read_buffers(task* t, int fold) {
     return !t->lacks_axes;
 }
 
+/* Sizes that a program leaves open are those of the buffers, which are read. */
+static void read_open_sizes(task* t) {
+    spattn_problem* p = &t->problem;
+    const spattn_forward_args* f = &t->forward; /* which has q and k in a backward, too */
+    const int seq = p->axes == SPATTN_BHSD ? 2 : p->axes == SPATTN_BSHD ? 1 : 0;
+    if (p->batch < 0) p->batch = (f->starts ? f->starts : f->q)->shape[0];
+    if (p->seq_q < 0) p->seq_q = f->q->shape[seq];
+    if (p->seq_k < 0) p->seq_k = f->page_table ? f->page_table->shape[1] * p->page_size : f->k->shape[seq];
+}
+
 /* ---- plan and run ---- */
 
 /* The plan of the whole call as one larger batch; on a cache, where the pattern names batch entries or a plan takes no
@@ -269,6 +280,7 @@ static xla_error* execute(const xla_call* call, spattn_enum op, int32_t device_t
     t.given = given->data;
     if (!read_buffers(&t, 0))
         return fail(call, XLA_INVALID_ARGUMENT, "sparseattn: buffers are not those of the problem");
+    read_open_sizes(&t);
     xla_error* error = find_device(&t);
     if (error) return error;
     spattn_pattern* pattern = NULL;

@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.export import is_symbolic_dim
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ._core import ShapeError, default_context, ffi, lib, own
+from ._core import ShapeError, UnsupportedError, default_context, ffi, lib, own
 from ._patterns import load
 from ._problem import as_bytes
 
@@ -164,12 +165,17 @@ def _one_after_the_other(made: _Pass, is_mapped: list[bool], given: tuple[Any, .
 
 def _shared(made: _Pass) -> Any:
     """What runs a pass where arrays may lie on several devices."""
-    partitioned = _partitioned(made)
+    partitioned, is_manual = _partitioned(made), bool(_axes_of("Manual"))
+    symbols = [size for _, shape, _ in made.results for size in shape if is_symbolic_dim(size)]
+    if is_manual and symbols:
+        message = f"results have a size {symbols[0]}, a symbol of jax.export, inside of jax.shard_map, where JAX puts "
+        message += "no number in its place when the program runs; accepted: numbers"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
 
     def run_shared(*arrays: Any) -> tuple[Any, ...]:
         return tuple(_shared_call.bind(*arrays, made=made, partitioned=jax.make_jaxpr(partitioned)(*arrays)))
 
-    run = made.run if _axes_of("Manual") else run_shared
+    run = made.run if is_manual else run_shared
     explicit = _axes_of("Explicit")
 
     def run_typed(*arrays: Any) -> tuple[Any, ...]:

@@ -159,7 +159,8 @@ def shape_of_lists(pattern: str, given: Collection[str], sizes: dict[str, Any], 
             raise ArgumentError(f"{message}; accepted: None", "SPATTN_E_STATE", name)
         return None
     block_q, most = (int(number or 1) for number in leaves.pop())
-    shape = (sizes["batch"], -(-sizes["seq_q"] // block_q), sizes["heads_kv"], most)[axes == "thd" :]
+    rows = (sizes["seq_q"] + block_q - 1) // block_q  # as most people write it: JAX compares symbols by their texts
+    shape = (sizes["batch"], rows, sizes["heads_kv"], most)[axes == "thd" :]
     if "indices" not in given:
         message = f"argument indices is missing; accepted: an array {list(shape)}, the lists of {pattern}"
         raise ArgumentError(message, "SPATTN_E_NULL", "indices")

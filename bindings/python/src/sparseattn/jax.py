@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.export import is_symbolic_dim
 
 from ._arrays import FLOATS, dtype_code, read_dtype
 from ._core import ArgumentError, DTypeError, ShapeError, UnsupportedError, default_context, ffi, lib, own
@@ -80,6 +82,13 @@ def _compute(call: Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     return out, lse
 
 
+def _compute_and_keep(call: Call, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+    """What a backward reads, under names for policies of jax.checkpoint: those that a caller gives to results are of
+    what comes after them."""
+    out, lse = _compute(_with_backward(call), operands)
+    return checkpoint_name(out, "sparseattn_out"), checkpoint_name(lse, "sparseattn_lse")
+
+
 def _results(call: Call, q: Any) -> dict[str, Any]:
     """What out and lse are."""
     problem = call.read_problem()
@@ -94,7 +103,7 @@ def _attention_forward(call: Call, operands: _Operands) -> Any:
     if _is_float8(operands.q):
         message = "attention of float8_e4m3fn has no derivatives, which would be of float8, too; accepted: float8_attention"
         raise UnsupportedError(f"{message} of arrays that are not rounded yet", "SPATTN_E_UNSUPPORTED", "q")
-    out, lse = _compute(_with_backward(call), operands)
+    out, lse = _compute_and_keep(call, operands)
     return (out, lse), (operands, out, lse)
 
 
@@ -207,8 +216,10 @@ def _check_lists(pattern: Pattern, arrays: dict[str, Any], sizes: dict[str, Any]
 
 def _require_constants(**options: Any) -> None:
     for name, value in options.items():
-        if isinstance(value, jax.core.Tracer):
-            message = f"argument {name} is an array that JAX traces; accepted: a number, constant in what is jitted"
+        is_symbol = is_symbolic_dim(value)
+        if is_symbol or isinstance(value, jax.core.Tracer):
+            found = f"{value}, a symbol of jax.export" if is_symbol else "an array that JAX traces"
+            message = f"argument {name} is {found}; accepted: a number, constant in what is jitted"
             raise DTypeError(message, "SPATTN_E_DTYPE", name)
 
 
@@ -254,7 +265,14 @@ def attention(
     those of their queries. Where those of queries are divided further than heads_kv can be, each device has all heads
     of keys that are left, and gradients of these are added up. What is divided otherwise, say along tokens, is gathered
     first, as are batch entries or heads that a pattern tells apart. In jax.shard_map every device has batch entries, or
-    heads, of its own. Programs of jax.export gather what calls read that are outside of jax.shard_map.
+    heads, of its own; what lies along axes of the mesh that its axis_names leave out is gathered. Programs of jax.export
+    gather what calls read that are outside of jax.shard_map.
+
+    What the backward reads of the forward has names for policies of jax.checkpoint: save_only_these_names of
+    "sparseattn_out" and "sparseattn_lse" keeps it, and attention does not run again.
+
+    batch, seq_q and seq_k may be symbols of jax.export where the pattern has no sizes of its own, and outside of
+    jax.shard_map: one program then serves all of these sizes, and makes a plan for each that it meets.
 
     Raises ShapeError, DTypeError, ArgumentError and UnsupportedError while JAX traces, by what a CPU would say. What a
     GPU alone refuses comes as XLA's error when the program runs.
@@ -327,21 +345,61 @@ def _prepare(
     operands = _Operands(**{name: _read(values, name) for name, values in arrays.items()})
     q, k, v = operands[:3]
     _require_constants(scale=scale, softcap=softcap, q_offset=q_offset, head_dim_v=head_dim_v)
-    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v)
-    problem = make_problem(
+    sizes = _read_sizes(operands._asdict(), axes, head_dim_v)
+    made, problem = _plan(
+        pattern,
         read_dtype(q.dtype, "q")[1],
-        **sizes,
+        sizes,
+        sizes["seq_q"],
         scale=scale,
         softcap=softcap,
         q_offset=q_offset,
         sink_logits=operands.sink_logits is not None,
         **flags,
     )
-    made = as_pattern(pattern_of_call(pattern, sizes["seq_q"], sizes["seq_k"]))
-    own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check(operands, sizes, axes)
     _check_lists(made, operands._asdict(), sizes, axes)
     return Call(made.save(), as_bytes(problem), which(operands._asdict())), vary_alike(operands)
+
+
+_OPEN = ("batch", "seq_q", "seq_k")  # sizes that may be symbols of jax.export
+
+
+def _read_sizes(
+    arrays: dict[str, Any], axes: str, head_dim_v: int | None, page_table: tuple[int, ...] | None = None
+) -> dict[str, Any]:
+    """The sizes of a call. Raises as sizes_of, and ShapeError for a symbol of jax.export that must be a number."""
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, page_table)
+    for name, size in sizes.items():
+        if is_symbolic_dim(size) and name not in _OPEN:
+            argument = {"heads_kv": "k", "page_size": "k", "head_dim_v": "v"}.get(name, "q")
+            message = f"argument {argument} has {name} {size}, a symbol of jax.export; accepted: a number, and symbols "
+            raise ShapeError(f"{message}as {', '.join(_OPEN)}", "SPATTN_E_SHAPE", argument)
+    return sizes
+
+
+def _plan(
+    pattern: AnyPattern, dtype: tuple[int, int], sizes: dict[str, Any], seq_q: Any, **options: Any
+) -> tuple[Pattern, Any]:
+    """The pattern of a call, which is one of seq_q queries, and its problem. A plan is made here, too: so the library
+    says what it would say when the program runs. Symbols are -1 in the problem, and the handlers read these sizes from
+    their buffers. In the plan two numbers stand for them: of these, a pattern that has sizes of its own refuses one."""
+    symbols = {name: sizes[name] for name in _OPEN if is_symbolic_dim(sizes[name])}
+    made = as_pattern(pattern_of_call(pattern, 2 if is_symbolic_dim(seq_q) else seq_q, sizes["seq_k"]))
+    pages = {"seq_k": sizes.get("page_size", 1)}  # whole ones
+    stand_ins = [{name: size * pages.get(name, 1) for name in symbols} for size in (1, 2)] if symbols else [{}]
+    try:
+        for numbers in stand_ins:
+            problem = make_problem(dtype, **sizes | numbers, **options)
+            own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
+    except ShapeError as error:
+        if not symbols:
+            raise
+        given = ", ".join(f"{name} {symbol}" for name, symbol in symbols.items())
+        message = f"{error}, or a number for a symbol of jax.export: here {given}, for which 1 and 2 stood"
+        raise ShapeError(message, error.status, error.argument) from error
+    return made, make_problem(dtype, **sizes | dict.fromkeys(symbols, -1), **options)
 
 
 # ---- operands that are rounded to float8 ----
@@ -399,7 +457,7 @@ _stand_for.defjvp(_refuse)
 
 def _rounded_forward(call: Call, given: tuple[Any, ...], operands: _Operands) -> Any:
     operands = _stand_for(given, operands)
-    out, lse = _compute(_with_backward(call), operands)
+    out, lse = _compute_and_keep(call, operands)
     nothing = tuple(x if x is None else jnp.zeros(0, x.dtype) for x in given)  # that knows its dtype
     return (out, lse), (nothing, operands, out, lse)
 
@@ -527,7 +585,7 @@ def decode(
             raise ArgumentError(message, "SPATTN_E_NULL" if is_needed else "SPATTN_E_STATE", name)
     _require_constants(scale=scale, softcap=softcap, head_dim_v=head_dim_v)
     table_shape = None if page_table is None else page_table.shape
-    sizes = sizes_of(q.shape, k.shape, None if v is None else v.shape, axes, head_dim_v, table_shape)
+    sizes = _read_sizes(arrays, axes, head_dim_v, table_shape)
     batch = sizes["batch"]
     numbers: dict[str, tuple[Any, tuple[int, ...]]] = {
         "starts": (starts, (batch,)),
@@ -537,9 +595,11 @@ def decode(
     }
     arrays |= {name: _read_integers(values, name, shape) for name, (values, shape) in numbers.items()}
     _check_cache(arrays, sizes, axes)
-    problem = make_problem(
+    made, problem = _plan(
+        pattern,
         dtype_code(np.dtype(q.dtype), "problem.dtype"),
-        **sizes,
+        sizes,
+        sizes["seq_k"],
         scale=scale,
         softcap=softcap,
         sink_logits=arrays["sink_logits"] is not None,
@@ -549,8 +609,6 @@ def decode(
         parents=parents is not None,
         cache_dtype=None if k.dtype == q.dtype else dtype_code(np.dtype(k.dtype), "problem.cache_dtype"),
     )
-    made = as_pattern(pattern_of_call(pattern, sizes["seq_k"], sizes["seq_k"]))
-    own("spattn_plan", lib.spattn_plan_create, default_context()._handle, made._handle, problem, ffi.NULL)
     _check_lists(made, arrays, sizes, axes)
     call = Call(made.save(), as_bytes(problem), which(arrays))
     order = ("q", "k", "v", "sink_logits", "starts", "page_table", "query_offsets", "parents", *OPTIONAL)
