@@ -36,8 +36,8 @@ struct Digit {
 // What some tokens in a row have on each axis: every token has its place there.
 struct Box {
     std::array<Interval, most_axes> axes;
-    bool is_exact = true;              // and every token with such places is one of them
-    int64_t step = 0, steps = 0;       // tokens of exact boxes lie alike where these are equal
+    bool is_exact = true;         // and every token with such places is one of them
+    int64_t step = 0, steps = 0;  // tokens of exact boxes lie alike where these are equal
 };
 
 class Grid : public Composite {

@@ -127,7 +127,9 @@ def nearest(size, width, causal):
 def test_neighborhoods_are_moved_inwards(sizes, window, tile, causal):
     places = np.indices(sizes).reshape(len(sizes), -1).T
     if tile is not None:
-        places = places[np.lexsort([*(places % tile).T[::-1], *(places // tile).T[::-1]])]
+        in_tiles = places[np.lexsort([*(places % tile).T[::-1], *(places // tile).T[::-1]])]
+        np.testing.assert_array_equal(places[sa.tile_order(sizes, tile)], in_tiles)
+        places = in_tiles
     expected = np.ones((len(places), len(places)), bool)
     for axis, (size, width) in enumerate(zip(sizes, window)):
         on_axis = places[:, axis]
@@ -207,6 +209,8 @@ def test_long_lists_print_as_a_hash_that_does_not_parse():
         (lambda: sa.grid([4, 6], ["full", "full"], [4, 4]), sa.ArgumentError, "tile[1]"),
         (lambda: sa.grid([4, 6], ["full"]), sa.ShapeError, "parts"),
         (lambda: sa.grid([4, 6], ["full", "full"], [4]), sa.ShapeError, "tile"),
+        (lambda: sa.tile_order([4, 6], [4, 4]), sa.ArgumentError, "tile[1]"),
+        (lambda: sa.tile_order([4, 6], [4]), sa.ShapeError, "tile"),
         (lambda: sa.grid([], []), sa.ArgumentError, "axes"),
         (lambda: sa.grid([0], ["full"]), sa.ArgumentError, "sizes[0]"),
         (lambda: sa.grid(4, ["full"]), sa.DTypeError, "sizes"),

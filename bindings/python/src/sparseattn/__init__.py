@@ -46,7 +46,7 @@ from ._core import (
     kernels,
     version,
 )
-from ._grids import grid, neighborhood
+from ._grids import grid, neighborhood, tile_order
 from ._indexed import bsr, csr, mask, predicate, runtime_blocks, runtime_tokens, topk
 from ._patterns import (
     Extent,
@@ -127,6 +127,7 @@ __all__ = [
     "sink",
     "strided",
     "symbols_of",
+    "tile_order",
     "topk",
     "transpose",
     "tree",

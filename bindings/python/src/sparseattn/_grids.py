@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
+import numpy as np
+
 from ._core import ArgumentError, DTypeError, ShapeError, ffi, integer, lib
 from ._patterns import Pattern, as_pattern, make_pattern
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ._patterns import AnyPattern
 
 
@@ -42,7 +46,7 @@ def grid(sizes: Sequence[int], parts: Sequence[AnyPattern], tile: Sequence[int] 
     parts   [axes]: each is meant on as many queries and keys as its axis has places
     tile    [axes], divisors of sizes: tokens lie tile after tile, and in a tile one after the other, the last axis
             fastest both times. Where it is about a block of the kernels (64 to 128 tokens), as (8, 8), neighbours are
-            in few blocks. None is sizes: tokens lie row after row
+            in few blocks: tile_order() is that order. None is sizes: tokens lie row after row
 
     Raises ArgumentError, ShapeError, DTypeError: .argument is "axes", "sizes", "parts" or "tile", or such an entry.
     """
@@ -82,6 +86,24 @@ def neighborhood(
             message = f"argument window[{axis}] is {width}; accepted: 1 to {size}, the axis's size"
             raise ArgumentError(message, "SPATTN_E_RANGE", f"window[{axis}]")
     return grid(shape, [_nearest(*axis) for axis in zip(shape, widths, is_causal)], tile)
+
+
+def tile_order(sizes: Sequence[int], tile: Sequence[int]) -> NDArray[np.int64]:
+    """The order of tokens in tiles, as numbers of tokens row after row, int64 [tokens]: x[:, order] has tile after tile
+    what x [batch, tokens, ...] has row after row, and y[:, order.argsort()] is back in rows. sizes, tile as in grid.
+
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "sizes", "tile" or "tile[axis]".
+    """
+    shape = _integers(sizes, "sizes")
+    of_tile = _integers(tile, "tile", len(shape))
+    split: list[int] = []
+    for axis, (size, part) in enumerate(zip(shape, of_tile)):
+        if part < 1 or size % part:
+            message = f"argument tile[{axis}] is {part}; accepted: divisors of {size}"
+            raise ArgumentError(message, "SPATTN_E_RANGE", f"tile[{axis}]")
+        split += [size // part, part]
+    tiles_first = [*range(0, len(split), 2), *range(1, len(split), 2)]
+    return np.arange(np.prod(shape, dtype=np.int64)).reshape(split).transpose(tiles_first).ravel()
 
 
 def _nearest(places: int, width: int, is_causal: Any) -> str:
