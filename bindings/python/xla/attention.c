@@ -4,9 +4,8 @@
  *
  * A call brings its buffers and three attributes: `pattern`, the bytes of spattn_pattern_save, `problem`, those of a
  * spattn_problem, and `given`, a byte for each operand that is optional: 1, or 0 where it is left out. A batch, seq_q
- * or seq_k of -1 is what the buffers have, for one program of jax.export serves many. A call has no state: the context
- * remembers plans, so that a call whose plan is made only reads the pattern again, and a program that was exported runs
- * in every process.
+ * or seq_k of -1 is what the buffers have, for one program of jax.export serves many. A call has no state: plans are
+ * remembered by the context, and the last patterns here, so that a program that was exported runs in every process.
  *
  * Operands come in the order q, k, v, sink_logits, then out, lse, dout, dlse in the backward, or of a cache starts,
  * page_table, query_offsets, parents, then the optional indices, index_counts, q_scales, k_scales, v_scales. What the
@@ -84,6 +83,53 @@ static spattn_status find_context(spattn_device device, const spattn_context** r
     *result = *mine;
     pthread_mutex_unlock(&contexts_mutex);
     return status;
+}
+
+/* ---- patterns ---- */
+
+/* The last patterns that calls have read, for the next calls: of millions of pairs, to read one takes longer than its
+ * attention. Bytes that were saved begin with a magic word and their own hash, which tell them from others of their
+ * size. */
+enum { SAVED_HEAD = 16, KEPT_PATTERNS = 8 };
+static pthread_mutex_t patterns_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    unsigned char head[SAVED_HEAD];
+    size_t size;
+    const spattn_pattern* pattern;
+} patterns[KEPT_PATTERNS]; /* those last read first */
+
+/* Puts a pattern first, in the place of `old`, and those that were before `old` behind it. */
+static void keep_pattern(int old, const xla_array* bytes, const spattn_pattern* pattern) {
+    memmove(&patterns[1], &patterns[0], (size_t)old * sizeof *patterns);
+    memcpy(patterns[0].head, bytes->data, SAVED_HEAD);
+    patterns[0].size = bytes->size, patterns[0].pattern = pattern;
+}
+
+/* The result is the caller's to release. */
+static spattn_status read_pattern(const xla_array* bytes, const spattn_pattern** result) {
+    const spattn_pattern* found = NULL;
+    spattn_pattern* made = NULL;
+    pthread_mutex_lock(&patterns_mutex);
+    for (int i = 0; i < KEPT_PATTERNS && !found && bytes->size >= SAVED_HEAD; ++i) {
+        if (patterns[i].size != bytes->size || memcmp(patterns[i].head, bytes->data, SAVED_HEAD)) continue;
+        found = patterns[i].pattern;
+        spattn_pattern_retain(found);
+        keep_pattern(i, bytes, found);
+    }
+    pthread_mutex_unlock(&patterns_mutex);
+    *result = found;
+    if (found) return SPATTN_OK;
+
+    const spattn_status status = spattn_pattern_load(bytes->data, bytes->size, &made);
+    if (status) return status;
+    spattn_pattern_retain(made);
+    pthread_mutex_lock(&patterns_mutex);
+    const spattn_pattern* const forgotten = patterns[KEPT_PATTERNS - 1].pattern;
+    keep_pattern(KEPT_PATTERNS - 1, bytes, made);
+    pthread_mutex_unlock(&patterns_mutex);
+    spattn_pattern_release(forgotten);
+    *result = made;
+    return SPATTN_OK;
 }
 
 /* ---- what a call brings ---- */
@@ -283,8 +329,8 @@ static xla_error* execute(const xla_call* call, spattn_enum op, int32_t device_t
     read_open_sizes(&t);
     xla_error* error = find_device(&t);
     if (error) return error;
-    spattn_pattern* pattern = NULL;
-    spattn_status status = spattn_pattern_load(bytes->data, bytes->size, &pattern);
+    const spattn_pattern* pattern = NULL;
+    spattn_status status = read_pattern(bytes, &pattern);
     if (!status) status = make_plan(&t, pattern);
     error = status ? refuse(call, status) : run_with_scratch(&t);
     spattn_plan_release(t.plan);
