@@ -116,7 +116,8 @@ class _Whole(Extent):
 def _whole(extent: AnyExtent) -> _Whole:
     if not isinstance(extent, Extent):
         extent = Extent(*extent) if isinstance(extent, tuple) else Extent(extent)
-    given = {name: integer(value, f"extent.{name}") for name, value in vars(extent).items() if value is not None}
+    fields = {name: value for name, value in vars(extent).items() if value is not None or name == "seq_q"}
+    given = {name: integer(value, f"extent.{name}") for name, value in fields.items()}
     return _Whole(**{"seq_k": given["seq_q"], **given})
 
 
@@ -210,8 +211,8 @@ class Pattern:
 
     def keeps(self, extent: AnyExtent, q: int, k: int, *, batch: int = 0, head: int = 0) -> bool:
         """Whether query row q of a batch entry and head sees key k. Raises ArgumentError outside the extent."""
-        result = ffi.new("int32_t *")
-        check(lib.spattn_pattern_keeps(self._handle, _c_extent(_whole(extent)), batch, head, q, k, result))
+        result, where = ffi.new("int32_t *"), integers_of(batch=batch, head=head, q=q, k=k)
+        check(lib.spattn_pattern_keeps(self._handle, _c_extent(_whole(extent)), *where, result))
         return bool(result[0])
 
     def to_mask(self, extent: AnyExtent) -> NDArray[np.bool_]:
@@ -224,13 +225,15 @@ class Pattern:
     def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> NDArray[np.float32]:
         """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell."""
         whole = _whole(extent)
-        image = np.empty((min(height, whole.seq_q), min(width, whole.seq_k)), dtype=np.float32)
+        height, width, head = integers_of(height=height, width=width, head=head)
+        shape = max(0, min(height, whole.seq_q)), max(0, min(width, whole.seq_k))
+        image = np.empty(shape, dtype=np.float32)
         check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage")))
         return image
 
     def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """row_ptr int64 [seq_q + 1], col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q] : row_ptr[q + 1]]."""
-        whole, count = _whole(extent), ffi.new("int64_t *")
+        whole, count, head = _whole(extent), ffi.new("int64_t *"), integer(head, "head")
         row_ptr = np.empty(whole.seq_q + 1, dtype=np.int64)
         ask = (lib.spattn_pattern_to_csr, self._handle, _c_extent(whole), head, tensor_out(row_ptr, "row_ptr"))
         _csr(*ask, None, count)
@@ -259,7 +262,7 @@ class Pattern:
         self, extent: AnyExtent | None = None, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8"
     ) -> list[str]:
         """The lines that show prints: braille where the encoding has it, else ASCII shades."""
-        whole = self._whole_or_own(extent)
+        whole, width = self._whole_or_own(extent), integer(width, "width")
         height = max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k)))
         image = self.to_image(whole, height, 2 * width, head=head)
         spare = [(0, -size % cell) for size, cell in zip(image.shape, (4, 2))]
@@ -398,6 +401,9 @@ def load(saved: Any) -> Pattern:
 
 def _handles(parts: Sequence[AnyPattern]) -> tuple[Any, list[Pattern]]:
     """A C array of handles, and the patterns that must outlive the call."""
+    if isinstance(parts, str) or not hasattr(parts, "__iter__"):  # one pattern, which may be a text of many letters
+        message = f"argument parts is {type(parts).__name__}; accepted: a sequence of patterns"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "parts")
     patterns = [as_pattern(part) for part in parts]
     return ffi.new("spattn_pattern *[]", [pattern._handle for pattern in patterns]), patterns
 
