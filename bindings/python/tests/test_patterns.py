@@ -264,6 +264,7 @@ def test_masks_of_torch_are_patterns():
         (3, sa.DTypeError, "int"),
         (b"causal", sa.DTypeError, "bytes"),
         ([[True, False]], sa.DTypeError, "list"),
+        (lambda head, q, k: q >= k, sa.DTypeError, "function"),
         (np.zeros((4, 4), np.float32), sa.DTypeError, "float32"),
         (np.zeros((4, 4), np.uint8), sa.DTypeError, "uint8"),
         (np.zeros(4, bool), sa.ShapeError, r"\[4\]"),
@@ -280,6 +281,16 @@ def test_what_is_no_pattern_is_refused(pattern, kind, words):
         with pytest.raises(kind, match=f"{words}.*accepted: a Pattern, its text, or a bool array") as caught:
             call()
         assert caught.value.argument == "pattern"
+
+
+def test_what_makes_a_pattern_is_named():
+    class Matrix:
+        def tocsr(self):
+            raise AssertionError
+
+    for other, maker in ((lambda head, q, k: q >= k, "predicate makes"), (Matrix(), "csr makes")):
+        with pytest.raises(sa.DTypeError, match=rf"seq_k\]\. sparseattn\.{maker} a pattern of a [a-z ]*$"):
+            sa.union([other])
 
 
 def test_texts_are_texts():

@@ -261,6 +261,9 @@ def test_masks_of_flexattention_run():
 def test_what_is_no_block_mask():
     with pytest.raises(sa.ArgumentError, match="accepted: a BlockMask"):
         sat.from_block_mask("causal")
+    x, block_mask = torch.zeros(1, 40, 1, 8), sat.to_block_mask("causal", 40)
+    with pytest.raises(sa.DTypeError, match="is BlockMask; accepted: a Pattern.*from_block_mask makes a pattern"):
+        sat.attention(x, x, x, block_mask)
 
 
 @pytest.mark.parametrize(

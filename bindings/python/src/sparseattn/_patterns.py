@@ -294,6 +294,14 @@ def _difference(kept: Pattern, taken: Pattern) -> Pattern:
     return make_pattern(lib.spattn_pattern_difference, kept._handle, taken._handle, parts=(kept, taken))
 
 
+# What makes a pattern of that which has such a method, or field: a mask_mod, a sparse matrix of SciPy, a BlockMask.
+_MAKERS = {
+    "__call__": "sparseattn.predicate makes a pattern of a function",
+    "tocsr": "sparseattn.csr makes a pattern of a sparse matrix",
+    "kv_indices": "sparseattn.torch.from_block_mask makes a pattern of a BlockMask",
+}
+
+
 def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
     """What stands for a pattern wherever one is asked for: itself, its text, or a mask.
 
@@ -307,7 +315,8 @@ def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
         "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
     )
     if not stands_for_pattern(pattern):
-        message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}"
+        makers = "".join(f". {maker}" for method, maker in _MAKERS.items() if hasattr(pattern, method))
+        message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}{makers}"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     values = as_array(pattern, argument)
     if values.dtype != np.bool_:
