@@ -167,6 +167,8 @@ def test_long_lists_print_as_a_hash_that_does_not_parse():
         (lambda: sa.parse("causal & wind(3)"), sa.FormatError, "text"),
         (lambda: sa.parse("causal\ud800"), sa.FormatError, "text"),
         (lambda: sa.causal().stats(0), sa.ArgumentError, "extent.seq_q"),
+        (lambda: sa.causal().show(0), sa.ArgumentError, "extent.seq_q"),
+        (lambda: sa.per_document("causal", [0, 0]).show(), sa.ArgumentError, "extent.seq_q"),
         (lambda: sa.causal().keeps(4, 4, 0), sa.ArgumentError, "q"),
         (lambda: sa.tree([-1, 0]).stats((3, 9)), sa.SparseAttentionError, "pattern"),
     ],
@@ -336,11 +338,21 @@ def test_where_all_is_thin_more_is_darker():
         (sa.rows(sa.mask(np.ones((9, 30), bool)), [(0, 9), (2, 5)], 9), 2),
         (sa.rows("causal", [(0, 9), (2, 5)], 9), 3),
         (sa.columns(sa.mask(np.ones((9, 9), bool)), [(0, 9), (2, 5)], 9), 2),
+        (sa.per_document("causal", [0, 20, 300]), 4),
+        (sa.per_document(sa.per_head(["causal", "full"]), [2, 9], [0, 40]), 1),
+        (sa.tree([-1, 0, 0, 1, 3]), 2),
+        (sa.xref_extend(sa.xref([1, 2, 3, 1]), [2, 3]), 2),
     ],
 )
 def test_patterns_with_sizes_of_their_own_show_these(pattern, lines):
     assert len(pattern.drawing(width=8)) >= lines
     assert "<img" in pattern._repr_html_()
+
+
+def test_rows_are_shown_in_their_places():
+    """Of a square: the last of 40 rows has all 40 keys before it, and the first one itself alone."""
+    pattern = sa.rows("causal", [(0, 2), (38, 40)], 40)
+    assert pattern.drawing() == pattern.drawing((4, 40)) != pattern.drawing(4)
 
 
 def test_notebooks_show_the_text_and_a_picture():

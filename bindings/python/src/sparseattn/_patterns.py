@@ -141,7 +141,7 @@ class Pattern:
 
     # _kept: what the library reads in place, or the parts that have such. Plans keep their pattern for it.
     # _name: its text, or its key in _numbered. A plain string, on whose value torch.compile can guard.
-    # _sizes: fields that every extent of it must have, as far as they are known.
+    # _sizes: fields of the extents that it is meant for, as far as they are known. It has no others of batch and heads.
     __slots__ = ("_handle", "_kept", "_name", "_sizes", "__weakref__")
     _handle: Any
     _kept: tuple[Any, ...]
@@ -253,7 +253,7 @@ class Pattern:
         """Draws it with `width` characters a line: queries downwards, keys to the right, more dots where more is kept.
 
         A character is blank only where nothing is kept at all. extent None is 64 queries and keys, or the sizes that
-        the pattern's own arrays have.
+        the pattern was made for: those of its arrays, its documents, its tree, its text, the whole of its rows.
         """
         file = file or sys.stdout
         print("\n".join(self.drawing(extent, width, head=head, encoding=getattr(file, "encoding", None))), file=file)
@@ -263,7 +263,7 @@ class Pattern:
     ) -> list[str]:
         """The lines that show prints: braille where the encoding has it, else ASCII shades."""
         whole, width = self._whole_or_own(extent), integer(width, "width")
-        height = max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k)))
+        height = max(4, round(2 * width * min(1.0, whole.seq_q / max(1, whole.seq_k))))
         image = self.to_image(whole, height, 2 * width, head=head)
         spare = [(0, -size % cell) for size, cell in zip(image.shape, (4, 2))]
         return picture(np.pad(image, spare), encoding)
@@ -361,7 +361,7 @@ def make_pattern(
 
     kept   what the library reads in place
     parts  patterns that it is made of
-    sizes  fields that its extents must have; None is those of its parts. A pattern with sizes has arrays
+    sizes  fields of its extents, as Pattern has them; None is those of its parts. A pattern with sizes has arrays
     """
     pattern = Pattern.__new__(Pattern)
     pattern._handle = own("spattn_pattern", function, *arguments)
@@ -473,7 +473,8 @@ def per_document(pattern: AnyPattern, cu_q: Any, cu_k: Any = None) -> Pattern:
     inner = as_pattern(pattern)
     lists = integers(cu_q, "cu_q"), integers(cu_q if cu_k is None else cu_k, "cu_k")
     made = make_pattern(lib.spattn_pattern_per_document, inner._handle, *lists, parts=[inner])
-    made._sizes = {}  # those of the inner pattern are a document's
+    ends = [int(as_array(cu, "cu_q")[-1]) for cu in (cu_q, cu_q if cu_k is None else cu_k)]
+    made._sizes = {**inner._sizes, "seq_q": ends[0], "seq_k": ends[1]}  # those of the inner pattern are a document's
     return made
 
 
@@ -495,7 +496,7 @@ def rows(pattern: AnyPattern, ranges: Any, seq_q: int) -> Pattern:
     inner = as_pattern(pattern)
     pairs, numbers = integers(ranges, "ranges"), integers_of(seq_q=seq_q)
     made = make_pattern(lib.spattn_pattern_rows, inner._handle, pairs, *numbers, parts=[inner])
-    made._sizes = {**inner._sizes, "seq_q": int(np.diff(as_array(ranges, "ranges")).sum())}
+    made._sizes = {"seq_k": numbers[0], **inner._sizes, "seq_q": int(np.diff(as_array(ranges, "ranges")).sum())}
     return made
 
 

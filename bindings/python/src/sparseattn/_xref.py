@@ -66,7 +66,10 @@ def xref(
     numbers |= {} if links is None else {"links": links}
     params = sized("spattn_xref", **{name: _field(name, number) for name, number in numbers.items()})
     pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
-    return make_pattern(lib.spattn_pattern_xref, integers(ids, "token_ids"), pairs, params)
+    tokens = integers(ids, "token_ids")
+    made = make_pattern(lib.spattn_pattern_xref, tokens, pairs, params)
+    made._sizes = {"seq_q": tokens.shape[0]}
+    return made
 
 
 def _field(name: str, number: Any) -> int:
@@ -93,8 +96,10 @@ def xref_extend(pattern: Pattern | str, ids: Any, symbols: Any = None) -> Patter
     Raises ArgumentError for another pattern, ShapeError for symbols of another length, DTypeError.
     """
     pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
-    grown = as_pattern(pattern)
-    return make_pattern(lib.spattn_pattern_xref_extend, grown._handle, integers(ids, "token_ids"), pairs)
+    begun, tokens = as_pattern(pattern), integers(ids, "token_ids")
+    made = make_pattern(lib.spattn_pattern_xref_extend, begun._handle, tokens, pairs)
+    made._sizes = {name: size + tokens.shape[0] for name, size in begun._sizes.items()}
+    return made
 
 
 def symbols_of(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:
