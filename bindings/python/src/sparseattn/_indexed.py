@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
@@ -153,14 +154,15 @@ def topk(scores: Any, k: int) -> Any:
     k       at most the keys
 
     Returns int64 [..., k], -1 where a row has fewer than k scores above -infinity: a torch tensor where scores is one,
-    on its device, else a NumPy array.
+    on its device; an array of JAX, int32, where scores is one, also while JAX traces; else a NumPy array.
 
         out = attention(q, k, v, causal() & runtime_tokens(64), indices=topk(scores, 64))
 
     Raises ShapeError, DTypeError, ArgumentError: .argument is "scores" or "k".
     """
-    is_tensor = hasattr(scores, "topk")
-    values: Any = scores.detach() if is_tensor else as_array(scores, "scores")
+    is_tensor, jax = hasattr(scores, "topk"), sys.modules.get("jax")  # which has been imported, if scores is of it
+    is_jax = not is_tensor and isinstance(scores, getattr(jax, "Array", ()))  # torch.compile asks no tensor that
+    values: Any = scores.detach() if is_tensor else scores if is_jax else as_array(scores, "scores")
     if not len(values.shape):
         raise ShapeError("argument scores has no axis; accepted: [..., keys]", "SPATTN_E_SHAPE", "scores")
     if not (values.is_floating_point() if is_tensor else values.dtype.kind in "fV"):
@@ -171,6 +173,9 @@ def topk(scores: Any, k: int) -> Any:
     if is_tensor:
         found = values.topk(k, sorted=False)
         return found.indices.masked_fill(found.values == float("-inf"), -1)
+    if jax is not None and is_jax:
+        largest, where = jax.lax.top_k(values, k)
+        return jax.numpy.where(largest == -np.inf, -1, where)
     values = values.astype(np.float32) if values.dtype.kind == "V" else values
     indices = np.argpartition(values, keys - k, axis=-1)[..., keys - k :]
     return np.where(np.take_along_axis(values, indices, -1) == -np.inf, -1, indices)
