@@ -353,6 +353,9 @@ def test_names_that_cannot_be(name):
 def test_a_text_that_is_no_pattern():
     with pytest.raises(sa.FormatError):
         huggingface.register("sa_broken", "wind(3)")
+    with pytest.raises(sa.UnsupportedError, match="lists no model brings; accepted: ") as caught:
+        huggingface.register("sa_broken", "causal & runtime_tokens(4)")
+    assert caught.value.argument == "pattern"
 
 
 def test_a_name_may_be_registered_anew(llama):

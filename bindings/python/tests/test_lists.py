@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Keys listed at run time, values that lie in keys, and the largest scores, against the oracle."""
 
+import operator
+
 import numpy as np
 import oracle
 import pytest
@@ -176,15 +178,16 @@ def test_errors_are_typed_and_name_the_argument(call, kind, argument):
     assert caught.value.argument == argument and argument in str(caught.value)
 
 
-@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
 def test_topk_lists_the_largest(library):
     scores = np.random.default_rng(8).standard_normal((2, 33, 2, 45)).astype(np.float32)
     scores[:, :, :, 30:] = -np.inf
     scores[0, 3, 1, 4:] = -np.inf
     largest = np.sort(scores, -1)[..., -7:]
-    given = scores if library == "numpy" else pytest.importorskip("torch").from_numpy(scores)
+    make = {"numpy": "array", "torch": "from_numpy", "jax": "numpy.array"}[library]
+    given = operator.attrgetter(make)(pytest.importorskip(library))(scores)
     found = sa.topk(given, np.int64(7))
-    assert type(found) is type(given) and str(found.dtype).endswith("int64")
+    assert type(found) is type(given) and str(found.dtype).endswith("int32" if library == "jax" else "int64")
     indices = np.asarray(found)
     values = np.where(indices < 0, -np.inf, np.take_along_axis(scores, indices.clip(0), -1))
     np.testing.assert_array_equal(np.sort(values, -1), largest)
@@ -194,6 +197,27 @@ def test_topk_lists_the_largest(library):
     by_head = np.repeat(kept.swapaxes(1, 2), 2, axis=1)
     out = sa.attention(q, k, v, sa.runtime_tokens(7), indices=indices)
     np.testing.assert_allclose(out, sa.attention(q, k, v, by_head), atol=2e-6)
+
+
+def test_topk_is_traced():
+    jax = pytest.importorskip("jax")
+    q, k, v, *_ = (jax.numpy.asarray(x) for x in operands())
+    scores = jax.random.normal(jax.random.key(8), (2, 33, 2, 45))
+    attend = lambda q, s: sa.attention(q, k, v, "causal & runtime_tokens(7)", indices=sa.topk(s, 7))  # noqa: E731
+    right = sa.attention(q, k, v, "causal & runtime_tokens(7)", indices=sa.topk(np.asarray(scores), 7))
+    np.testing.assert_allclose(jax.jit(attend)(q, scores), right, atol=2e-6)
+    dq, dscores = jax.grad(lambda q, s: attend(q, s).sum(), (0, 1))(q, scores)
+    assert dq.shape == q.shape and not dscores.any()
+    assert sorted(sa.topk(jax.numpy.asarray([2, -np.inf, 1], "bfloat16"), 3).tolist()) == [-1, 0, 2]
+    with pytest.raises(sa.DTypeError, match="scores is int32"):
+        sa.topk(jax.numpy.arange(4), 2)
+
+
+def test_topk_is_compiled():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("jax")  # for whose arrays topk looks, too
+    compiled = torch.compile(lambda scores: sa.topk(scores, 2), backend="eager", fullgraph=True)
+    assert sorted(compiled(torch.tensor([2.0, -torch.inf, 1.0])).tolist()) == [0, 2]
 
 
 @pytest.mark.parametrize(

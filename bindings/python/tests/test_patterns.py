@@ -219,9 +219,14 @@ def test_long_lists_print_as_a_hash_that_does_not_parse():
         (lambda: sa.neighborhood([4, 6], [3]), sa.ShapeError, "window"),
         (lambda: sa.neighborhood([4], [3], causal=[True, False]), sa.ShapeError, "causal"),
         (lambda: sa.union([]), sa.ArgumentError, "count"),
+        (lambda: sa.union("causal"), sa.DTypeError, "parts"),
+        (lambda: sa.intersection(sa.causal()), sa.DTypeError, "parts"),
+        (lambda: sa.per_head("causal", [0, 0]), sa.DTypeError, "parts"),
         (lambda: sa.parse("causal & wind(3)"), sa.FormatError, "text"),
         (lambda: sa.parse("causal\ud800"), sa.FormatError, "text"),
         (lambda: sa.causal().stats(0), sa.ArgumentError, "extent.seq_q"),
+        (lambda: sa.causal().show(0), sa.ArgumentError, "extent.seq_q"),
+        (lambda: sa.per_document("causal", [0, 0]).show(), sa.ArgumentError, "extent.seq_q"),
         (lambda: sa.causal().keeps(4, 4, 0), sa.ArgumentError, "q"),
         (lambda: sa.tree([-1, 0]).stats((3, 9)), sa.SparseAttentionError, "pattern"),
     ],
@@ -319,6 +324,7 @@ def test_masks_of_torch_are_patterns():
         (3, sa.DTypeError, "int"),
         (b"causal", sa.DTypeError, "bytes"),
         ([[True, False]], sa.DTypeError, "list"),
+        (lambda head, q, k: q >= k, sa.DTypeError, "function"),
         (np.zeros((4, 4), np.float32), sa.DTypeError, "float32"),
         (np.zeros((4, 4), np.uint8), sa.DTypeError, "uint8"),
         (np.zeros(4, bool), sa.ShapeError, r"\[4\]"),
@@ -335,6 +341,16 @@ def test_what_is_no_pattern_is_refused(pattern, kind, words):
         with pytest.raises(kind, match=f"{words}.*accepted: a Pattern, its text, or a bool array") as caught:
             call()
         assert caught.value.argument == "pattern"
+
+
+def test_what_makes_a_pattern_is_named():
+    class Matrix:
+        def tocsr(self):
+            raise AssertionError
+
+    for other, maker in ((lambda head, q, k: q >= k, "predicate makes"), (Matrix(), "csr makes")):
+        with pytest.raises(sa.DTypeError, match=rf"seq_k\]\. sparseattn\.{maker} a pattern of a [a-z ]*$"):
+            sa.union([other])
 
 
 def test_texts_are_texts():
@@ -380,11 +396,21 @@ def test_where_all_is_thin_more_is_darker():
         (sa.rows(sa.mask(np.ones((9, 30), bool)), [(0, 9), (2, 5)], 9), 2),
         (sa.rows("causal", [(0, 9), (2, 5)], 9), 3),
         (sa.columns(sa.mask(np.ones((9, 9), bool)), [(0, 9), (2, 5)], 9), 2),
+        (sa.per_document("causal", [0, 20, 300]), 4),
+        (sa.per_document(sa.per_head(["causal", "full"]), [2, 9], [0, 40]), 1),
+        (sa.tree([-1, 0, 0, 1, 3]), 2),
+        (sa.xref_extend(sa.xref([1, 2, 3, 1]), [2, 3]), 2),
     ],
 )
 def test_patterns_with_sizes_of_their_own_show_these(pattern, lines):
     assert len(pattern.drawing(width=8)) >= lines
     assert "<img" in pattern._repr_html_()
+
+
+def test_rows_are_shown_in_their_places():
+    """Of a square: the last of 40 rows has all 40 keys before it, and the first one itself alone."""
+    pattern = sa.rows("causal", [(0, 2), (38, 40)], 40)
+    assert pattern.drawing() == pattern.drawing((4, 40)) != pattern.drawing(4)
 
 
 def test_notebooks_show_the_text_and_a_picture():
@@ -412,6 +438,14 @@ def test_notebooks_show_the_text_and_a_picture():
         (lambda: sa.predicate(max, 4, 4, heads="2"), sa.DTypeError, "heads"),
         (lambda: sa.causal().stats("many"), sa.DTypeError, "extent.seq_q"),
         (lambda: sa.causal().to_mask((4, 5.0)), sa.DTypeError, "extent.seq_k"),
+        (lambda: sa.causal().to_mask(None), sa.DTypeError, "extent.seq_q"),
+        (lambda: sa.causal().keeps(4, 1.0, 0), sa.DTypeError, "q"),
+        (lambda: sa.causal().keeps(4, 1, 0, head=None), sa.DTypeError, "head"),
+        (lambda: sa.causal().to_csr(4, head=0.0), sa.DTypeError, "head"),
+        (lambda: sa.causal().to_image(4, "4"), sa.DTypeError, "height"),
+        (lambda: sa.causal().to_image(4, -1), sa.ShapeError, "coverage"),
+        (lambda: sa.causal().show(width=2.5), sa.DTypeError, "width"),
+        (lambda: sa.causal().show(width=-2), sa.ShapeError, "coverage"),
         (lambda: sa.load("text"), sa.DTypeError, "bytes"),
     ],
 )

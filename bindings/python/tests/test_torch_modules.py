@@ -197,6 +197,23 @@ def test_mask_mods_are_the_pattern(text, seq_q, seq_k):
     assert torch.equal(kept, mask_of(text, seq_q, seq_k))
 
 
+@pytest.mark.parametrize(
+    "pattern, heads",
+    [
+        ("causal\n    & window(007, 0)", 1),
+        (f"documents({','.join(map(str, range(0, 200, 2)))}) | sink(1)", 1),
+        ("mask([1,0,0,1,1,1,0,0],2,2,2) | sink(1)", 2),
+        (sa.union([f"window({i},-1) - window({i - 1},-1)" for i in range(3, 3000, 3)]), 1),
+    ],
+    ids=["spaces", "long lists", "heads", "many parts"],
+)
+def test_mask_mods_of_any_text(pattern, heads):
+    seq = 2 if heads == 2 else 40
+    kept = kept_by(sat.to_mask_mod(pattern, seq, heads=heads), 1, heads, seq, seq)
+    right = sa.union([pattern]).to_mask(sa.Extent(seq, heads=heads))
+    assert torch.equal(kept, torch.from_numpy(right))
+
+
 def test_formulas_make_no_table(monkeypatch):
     monkeypatch.setattr(sa.Pattern, "to_mask", None)
     for text in FORMULAS:
@@ -244,3 +261,21 @@ def test_masks_of_flexattention_run():
 def test_what_is_no_block_mask():
     with pytest.raises(sa.ArgumentError, match="accepted: a BlockMask"):
         sat.from_block_mask("causal")
+    x, block_mask = torch.zeros(1, 40, 1, 8), sat.to_block_mask("causal", 40)
+    with pytest.raises(sa.DTypeError, match="is BlockMask; accepted: a Pattern.*from_block_mask makes a pattern"):
+        sat.attention(x, x, x, block_mask)
+
+
+@pytest.mark.parametrize(
+    "call, kind, argument",
+    [
+        (lambda: sat.to_block_mask("causal", 40, block=(16, 16)), sa.DTypeError, "block"),
+        (lambda: sat.to_block_mask("causal", 40, block=0), sa.ArgumentError, "block"),
+        (lambda: sat.to_block_mask("causal", "40"), sa.DTypeError, "seq_q"),
+        (lambda: sat.to_mask_mod("causal", 40, 4.5), sa.DTypeError, "seq_k"),
+    ],
+)
+def test_sizes_that_are_refused(call, kind, argument):
+    with pytest.raises(kind, match="accepted: ") as caught:
+        call()
+    assert caught.value.argument == argument

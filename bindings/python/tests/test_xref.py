@@ -146,11 +146,13 @@ def test_a_text_that_goes_on_is_the_whole_text():
     for begin, end, part in zip(ends[1:], ends[2:], parts[1:]):
         pattern = sa.xref_extend(pattern, np.array(words.ids[begin:end], np.int64), part)
     assert pattern == sa.xref(words.ids, whole, window=3, sinks=2, budget=20)
-    assert sa.xref_extend(sa.xref([1]), [2]) == sa.xref([1, 2])
+    assert sa.xref_extend(sa.xref([1]), [2]) == sa.xref_extend(str(sa.xref([1])), [2]) == sa.xref([1, 2])
 
 
 def test_only_a_text_itself_goes_on():
     with pytest.raises(sa.ArgumentError, match="pattern is causal; accepted: xref"):
         sa.xref_extend(sa.causal(), [1])
+    with pytest.raises(sa.DTypeError, match="NoneType"):
+        sa.xref_extend(None, [1])
     with pytest.raises(sa.ShapeError, match="symbols"):
         sa.xref_extend(sa.xref([1]), [1, 2], np.zeros((1, 2), np.int64))

@@ -100,7 +100,10 @@ def tree(parents: Sequence[int] | np.ndarray) -> Pattern:
 
     parents: for each node its parent, -1 for a root; cycles are an error. SpecInfer (https://arxiv.org/abs/2305.09781).
     """
-    return make_pattern(lib.spattn_pattern_tree, integers(parents, "parents"))
+    numbers = integers(parents, "parents")
+    made = make_pattern(lib.spattn_pattern_tree, numbers)
+    made._sizes = {"seq_q": numbers.shape[0]}
+    return made
 
 
 def bigbird(block: int, window_blocks: int, global_blocks: int, random_blocks: int, seed: int = 0) -> Pattern:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
@@ -84,7 +85,8 @@ def mask(values: Any, *, borrow: bool = False) -> Pattern:
 
     values   bool or uint8 [seq_q, seq_k], [heads, seq_q, seq_k] or [batch, heads, seq_q, seq_k]; 1 for batch or heads
              serves all. Any strides; packed to a bit a pair. A mask of keys alone, whose row serves all queries, is
-             given to attention as it is: here it would be that of one query
+             given to attention as it is: here it would be that of one query. Padding behind texts, beside a pattern, is
+             per_batch([pattern & sink(length) for length in lengths]), which holds no pairs
     borrow   read the array in place, a byte a pair: keys side by side, unchanged while this pattern and what is made of
              it lives. It is kept alive
 
@@ -139,7 +141,8 @@ def runtime_tokens(max_tokens_per_row: int) -> Pattern:
 def runtime_blocks(block_q: int, block_k: int, max_blocks_per_row: int) -> Pattern:
     """Each (block of block_q queries, kv head) sees the blocks of block_k keys that `indices` of the run lists.
 
-    Else as runtime_tokens. NSA (https://arxiv.org/abs/2502.11089), MoBA (https://arxiv.org/abs/2502.13189).
+    Else as runtime_tokens. NSA (https://arxiv.org/abs/2502.11089), MoBA (https://arxiv.org/abs/2502.13189): query heads
+    of one kv head share its lists, so where each has its own, k and v have as many heads as q.
     """
     sizes = integers_of(block_q=block_q, block_k=block_k, max_blocks_per_row=max_blocks_per_row)
     return make_pattern(lib.spattn_pattern_runtime_blocks, *sizes)
@@ -153,14 +156,15 @@ def topk(scores: Any, k: int) -> Any:
     k       at most the keys
 
     Returns int64 [..., k], -1 where a row has fewer than k scores above -infinity: a torch tensor where scores is one,
-    on its device, else a NumPy array.
+    on its device; an array of JAX, int32, where scores is one, also while JAX traces; else a NumPy array.
 
         out = attention(q, k, v, causal() & runtime_tokens(64), indices=topk(scores, 64))
 
     Raises ShapeError, DTypeError, ArgumentError: .argument is "scores" or "k".
     """
-    is_tensor = hasattr(scores, "topk")
-    values: Any = scores.detach() if is_tensor else as_array(scores, "scores")
+    is_tensor, jax = hasattr(scores, "topk"), sys.modules.get("jax")  # which has been imported, if scores is of it
+    is_jax = not is_tensor and isinstance(scores, getattr(jax, "Array", ()))  # torch.compile asks no tensor that
+    values: Any = scores.detach() if is_tensor else scores if is_jax else as_array(scores, "scores")
     if not len(values.shape):
         raise ShapeError("argument scores has no axis; accepted: [..., keys]", "SPATTN_E_SHAPE", "scores")
     if not (values.is_floating_point() if is_tensor else values.dtype.kind in "fV"):
@@ -171,6 +175,9 @@ def topk(scores: Any, k: int) -> Any:
     if is_tensor:
         found = values.topk(k, sorted=False)
         return found.indices.masked_fill(found.values == float("-inf"), -1)
+    if jax is not None and is_jax:
+        largest, where = jax.lax.top_k(values, k)
+        return jax.numpy.where(largest == -np.inf, -1, where)
     values = values.astype(np.float32) if values.dtype.kind == "V" else values
     indices = np.argpartition(values, keys - k, axis=-1)[..., keys - k :]
     return np.where(np.take_along_axis(values, indices, -1) == -np.inf, -1, indices)
@@ -182,7 +189,8 @@ def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, h
     Asks for each pair once, now, and never again: a Python call a pair, at most 2^30 of them. What NumPy computes for
     whole arrays is faster as mask(...). An exception in keep ends the call and comes out of it.
 
-    The idea of FlexAttention's mask_mod (https://arxiv.org/abs/2412.05496), with functions of any kind.
+    The idea of FlexAttention's mask_mod (https://arxiv.org/abs/2412.05496), with functions of any kind. Batch entries
+    that see keys of their own are a per_batch of such patterns.
 
     Raises ArgumentError for sizes, and whatever keep raises.
     """

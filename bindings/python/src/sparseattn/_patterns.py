@@ -116,7 +116,8 @@ class _Whole(Extent):
 def _whole(extent: AnyExtent) -> _Whole:
     if not isinstance(extent, Extent):
         extent = Extent(*extent) if isinstance(extent, tuple) else Extent(extent)
-    given = {name: integer(value, f"extent.{name}") for name, value in vars(extent).items() if value is not None}
+    fields = {name: value for name, value in vars(extent).items() if value is not None or name == "seq_q"}
+    given = {name: integer(value, f"extent.{name}") for name, value in fields.items()}
     return _Whole(**{"seq_k": given["seq_q"], **given})
 
 
@@ -140,7 +141,7 @@ class Pattern:
 
     # _kept: what the library reads in place, or the parts that have such. Plans keep their pattern for it.
     # _name: its text, or its key in _numbered. A plain string, on whose value torch.compile can guard.
-    # _sizes: fields that every extent of it must have, as far as they are known.
+    # _sizes: fields of the extents that it is meant for, as far as they are known. It has no others of batch and heads.
     __slots__ = ("_handle", "_kept", "_name", "_sizes", "__weakref__")
     _handle: Any
     _kept: tuple[Any, ...]
@@ -210,8 +211,8 @@ class Pattern:
 
     def keeps(self, extent: AnyExtent, q: int, k: int, *, batch: int = 0, head: int = 0) -> bool:
         """Whether query row q of a batch entry and head sees key k. Raises ArgumentError outside the extent."""
-        result = ffi.new("int32_t *")
-        check(lib.spattn_pattern_keeps(self._handle, _c_extent(_whole(extent)), batch, head, q, k, result))
+        result, where = ffi.new("int32_t *"), integers_of(batch=batch, head=head, q=q, k=k)
+        check(lib.spattn_pattern_keeps(self._handle, _c_extent(_whole(extent)), *where, result))
         return bool(result[0])
 
     def to_mask(self, extent: AnyExtent) -> NDArray[np.bool_]:
@@ -224,13 +225,15 @@ class Pattern:
     def to_image(self, extent: AnyExtent, height: int = 256, width: int = 256, *, head: int = 0) -> NDArray[np.float32]:
         """float32 [height, width], at most the extent's size: the kept share, 0..1, of each cell."""
         whole = _whole(extent)
-        image = np.empty((min(height, whole.seq_q), min(width, whole.seq_k)), dtype=np.float32)
+        height, width, head = integers_of(height=height, width=width, head=head)
+        shape = max(0, min(height, whole.seq_q)), max(0, min(width, whole.seq_k))
+        image = np.empty(shape, dtype=np.float32)
         check(lib.spattn_pattern_to_image(self._handle, _c_extent(whole), head, tensor_out(image, "coverage")))
         return image
 
     def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """row_ptr int64 [seq_q + 1], col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q] : row_ptr[q + 1]]."""
-        whole, count = _whole(extent), ffi.new("int64_t *")
+        whole, count, head = _whole(extent), ffi.new("int64_t *"), integer(head, "head")
         row_ptr = np.empty(whole.seq_q + 1, dtype=np.int64)
         ask = (lib.spattn_pattern_to_csr, self._handle, _c_extent(whole), head, tensor_out(row_ptr, "row_ptr"))
         _csr(*ask, None, count)
@@ -250,7 +253,7 @@ class Pattern:
         """Draws it with `width` characters a line: queries downwards, keys to the right, more dots where more is kept.
 
         A character is blank only where nothing is kept at all. extent None is 64 queries and keys, or the sizes that
-        the pattern's own arrays have.
+        the pattern was made for: those of its arrays, its documents, its tree, its text, the whole of its rows.
         """
         file = file or sys.stdout
         print("\n".join(self.drawing(extent, width, head=head, encoding=getattr(file, "encoding", None))), file=file)
@@ -259,8 +262,8 @@ class Pattern:
         self, extent: AnyExtent | None = None, width: int = 32, *, head: int = 0, encoding: str | None = "utf-8"
     ) -> list[str]:
         """The lines that show prints: braille where the encoding has it, else ASCII shades."""
-        whole = self._whole_or_own(extent)
-        height = max(4, round(2 * width * min(1.0, whole.seq_q / whole.seq_k)))
+        whole, width = self._whole_or_own(extent), integer(width, "width")
+        height = max(4, round(2 * width * min(1.0, whole.seq_q / max(1, whole.seq_k))))
         image = self.to_image(whole, height, 2 * width, head=head)
         spare = [(0, -size % cell) for size, cell in zip(image.shape, (4, 2))]
         return picture(np.pad(image, spare), encoding)
@@ -291,6 +294,14 @@ def _difference(kept: Pattern, taken: Pattern) -> Pattern:
     return make_pattern(lib.spattn_pattern_difference, kept._handle, taken._handle, parts=(kept, taken))
 
 
+# What makes a pattern of that which has such a method, or field: a mask_mod, a sparse matrix of SciPy, a BlockMask.
+_MAKERS = {
+    "__call__": "sparseattn.predicate makes a pattern of a function",
+    "tocsr": "sparseattn.csr makes a pattern of a sparse matrix",
+    "kv_indices": "sparseattn.torch.from_block_mask makes a pattern of a BlockMask",
+}
+
+
 def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
     """What stands for a pattern wherever one is asked for: itself, its text, or a mask.
 
@@ -304,7 +315,8 @@ def as_pattern(pattern: AnyPattern, argument: str = "pattern") -> Pattern:
         "a Pattern, its text, or a bool array [seq_q, seq_k], [heads, seq_q, seq_k], [batch, heads, seq_q, seq_k]"
     )
     if not stands_for_pattern(pattern):
-        message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}"
+        makers = "".join(f". {maker}" for method, maker in _MAKERS.items() if hasattr(pattern, method))
+        message = f"argument {argument} is {type(pattern).__name__}; accepted: {accepted}{makers}"
         raise DTypeError(message, "SPATTN_E_DTYPE", argument)
     values = as_array(pattern, argument)
     if values.dtype != np.bool_:
@@ -349,7 +361,7 @@ def make_pattern(
 
     kept   what the library reads in place
     parts  patterns that it is made of
-    sizes  fields that its extents must have; None is those of its parts. A pattern with sizes has arrays
+    sizes  fields of its extents, as Pattern has them; None is those of its parts. A pattern with sizes has arrays
     """
     pattern = Pattern.__new__(Pattern)
     pattern._handle = own("spattn_pattern", function, *arguments)
@@ -398,6 +410,9 @@ def load(saved: Any) -> Pattern:
 
 def _handles(parts: Sequence[AnyPattern]) -> tuple[Any, list[Pattern]]:
     """A C array of handles, and the patterns that must outlive the call."""
+    if isinstance(parts, str) or not hasattr(parts, "__iter__"):  # one pattern, which may be a text of many letters
+        message = f"argument parts is {type(parts).__name__}; accepted: a sequence of patterns"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "parts")
     patterns = [as_pattern(part) for part in parts]
     return ffi.new("spattn_pattern *[]", [pattern._handle for pattern in patterns]), patterns
 
@@ -458,7 +473,8 @@ def per_document(pattern: AnyPattern, cu_q: Any, cu_k: Any = None) -> Pattern:
     inner = as_pattern(pattern)
     lists = integers(cu_q, "cu_q"), integers(cu_q if cu_k is None else cu_k, "cu_k")
     made = make_pattern(lib.spattn_pattern_per_document, inner._handle, *lists, parts=[inner])
-    made._sizes = {}  # those of the inner pattern are a document's
+    ends = [int(as_array(cu, "cu_q")[-1]) for cu in (cu_q, cu_q if cu_k is None else cu_k)]
+    made._sizes = {**inner._sizes, "seq_q": ends[0], "seq_k": ends[1]}  # those of the inner pattern are a document's
     return made
 
 
@@ -480,7 +496,7 @@ def rows(pattern: AnyPattern, ranges: Any, seq_q: int) -> Pattern:
     inner = as_pattern(pattern)
     pairs, numbers = integers(ranges, "ranges"), integers_of(seq_q=seq_q)
     made = make_pattern(lib.spattn_pattern_rows, inner._handle, pairs, *numbers, parts=[inner])
-    made._sizes = {**inner._sizes, "seq_q": int(np.diff(as_array(ranges, "ranges")).sum())}
+    made._sizes = {"seq_k": numbers[0], **inner._sizes, "seq_q": int(np.diff(as_array(ranges, "ranges")).sum())}
     return made
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ._arrays import integers, tensor_in
 from ._core import ArgumentError, ffi, integer, lib, sized
-from ._patterns import Pattern, make_pattern
+from ._patterns import Pattern, as_pattern, make_pattern
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST = 100  # characters of an identifier: what is longer is encoded data
@@ -66,7 +66,10 @@ def xref(
     numbers |= {} if links is None else {"links": links}
     params = sized("spattn_xref", **{name: _field(name, number) for name, number in numbers.items()})
     pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
-    return make_pattern(lib.spattn_pattern_xref, integers(ids, "token_ids"), pairs, params)
+    tokens = integers(ids, "token_ids")
+    made = make_pattern(lib.spattn_pattern_xref, tokens, pairs, params)
+    made._sizes = {"seq_q": tokens.shape[0]}
+    return made
 
 
 def _field(name: str, number: Any) -> int:
@@ -78,7 +81,7 @@ def _field(name: str, number: Any) -> int:
     return number or -1
 
 
-def xref_extend(pattern: Pattern, ids: Any, symbols: Any = None) -> Pattern:
+def xref_extend(pattern: Pattern | str, ids: Any, symbols: Any = None) -> Pattern:
     """The xref pattern of a text that goes on, as when a model writes it: equal to that of the whole text, in the time
     of the new tokens where `pattern` came from this function and is extended for the first time.
 
@@ -86,14 +89,17 @@ def xref_extend(pattern: Pattern, ids: Any, symbols: Any = None) -> Pattern:
         pattern = sa.xref(prompt, reader.read(prompt))
         pattern = sa.xref_extend(pattern, [token], reader.read([token]))
 
-    pattern  xref(...) itself, no composition
+    pattern  xref(...) itself, no composition, or its text
     ids      token ids that follow [more], int32 or int64
     symbols  [more, 2], as of xref; None: these tokens have none
 
     Raises ArgumentError for another pattern, ShapeError for symbols of another length, DTypeError.
     """
     pairs = ffi.NULL if symbols is None else tensor_in(symbols, "symbols")
-    return make_pattern(lib.spattn_pattern_xref_extend, pattern._handle, integers(ids, "token_ids"), pairs)
+    begun, tokens = as_pattern(pattern), integers(ids, "token_ids")
+    made = make_pattern(lib.spattn_pattern_xref_extend, begun._handle, tokens, pairs)
+    made._sizes = {name: size + tokens.shape[0] for name, size in begun._sizes.items()}
+    return made
 
 
 def symbols_of(tokenizer: Any, ids: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -46,9 +46,9 @@ def register(name: str, pattern: Pattern | str) -> str:
     transformers reads of position_ids which sequences are packed in a row, but only in calls that have no
     attention_mask and no cache, as with use_cache=False.
 
-    Raises ArgumentError for the name, FormatError for a text that is no pattern. The model's calls raise
-    UnsupportedError for what attention here does not know: dropout, biases on scores, cross attention, paged caches,
-    and sequences of which cu_seq_lens_q alone tells.
+    Raises ArgumentError for the name, FormatError for a text that is no pattern, UnsupportedError for one whose lists
+    come with each call. The model's calls raise UnsupportedError for what attention here does not know: dropout, biases
+    on scores, cross attention, paged caches, and sequences of which cu_seq_lens_q alone tells.
     """
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
         raise ArgumentError(f"argument name is {name!r}; accepted: letters, digits, _ and -", argument="name")
@@ -56,6 +56,9 @@ def register(name: str, pattern: Pattern | str) -> str:
     if name == "eager" or taken is not None and getattr(taken, "func", None) is not _attend:
         raise ArgumentError(f"argument name is {name!r}, which transformers has; accepted: others", argument="name")
     made = as_pattern(pattern)
+    if "runtime_" in (text := str(made)):
+        message = f"argument pattern is {text}, whose lists no model brings; accepted: patterns known beforehand"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "pattern")
     AttentionInterface.register(name, functools.partial(_attend, made))
     AttentionMaskInterface.register(name, functools.partial(_make_mask, made))
     return name

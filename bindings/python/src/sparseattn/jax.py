@@ -252,6 +252,8 @@ def attention(
     None, float32, float16, bfloat16, or float64 where JAX has it enabled; axes as in sparseattn.attention. q, k, v,
     sink_logits and the lse that is returned have gradients. The pattern and the options are constants of a jitted
     function; scale, softcap, q_offset, head_dim_v, deterministic, reference and tf32 are those of sparseattn.Plan.
+    indices and index_counts, the lists of runtime_tokens and runtime_blocks, are those of Plan.forward, and may be
+    traced: sparseattn.topk makes such lists there, too. sink_logits is float32 [heads_q].
     Returns out [batch, seq_q, heads_q, head_dim_v], and lse float32 [batch, heads_q, seq_q].
 
     Where q, k and v are float8_e4m3fn, out is bfloat16, and float8_attention has gradients. Each row of a token and head stands

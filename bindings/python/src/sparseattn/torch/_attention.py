@@ -213,7 +213,9 @@ def attention(
     cu_q, cu_k  int32 or int64 [documents + 1]: the pattern is that of each document of a packed sequence, as in
              sparseattn.per_document(pattern, cu_q, cu_k), with offsets that come with the call, so that code that was
              compiled once serves other documents. cu_k None is cu_q. The host reads them, at once on the CPU, where
-             they are best kept; it waits for those that lie on a GPU
+             they are best kept; it waits for those that lie on a GPU. A mask is that of all tokens, cut to documents.
+             Lists of a call are of no document: sparseattn.per_document(pattern, cu_q) & runtime_tokens(n), without
+             cu_q, has lists that name tokens of the packed row
     deterministic  bit-equal gradients between calls, also where torch.use_deterministic_algorithms asks for them; on
              the CPU they always are
     context  None is one for the device where q lies, on the CPU with as many threads as torch.get_num_threads() says when
@@ -547,6 +549,7 @@ def scaled_dot_product_attention(
     dropout_p  0: there is no dropout inside attention
     is_causal  query i sees keys up to i, counted from the first of each: torch's meaning. Patterns align the last
                query to the last key; where seq_q is not seq_k, only one of both can be asked for
+    enable_gqa  heads_q may be a multiple of heads_kv; without it both are the same
     pattern    a Pattern, its text, or a mask; None is "full"
 
     Returns [batch, heads_q, seq_q, head_dim_v], the heads of a token side by side in memory, as torch does. A query

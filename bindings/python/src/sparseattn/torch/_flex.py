@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 import torch
 
-from .._core import ArgumentError
+from .._core import ArgumentError, integers_of
 from .._indexed import bsr, csr
 from .._patterns import Extent, Pattern, as_pattern, per_batch, per_head
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Keeps = Callable[[Any, Any, Any], Any]
 
 _PAIRS = 1 << 24  # of partial blocks that are asked for at a time: 16 MiB of bools
+_MOST_SIGNS = 200  # of a text that is read as formulas, which Python nests one in the other
 
 
 # ---- BlockMask -> pattern ----
@@ -110,14 +111,15 @@ def to_mask_mod(
     """A mask_mod(batch, head, q, k) of FlexAttention that keeps what the pattern keeps on this extent.
 
     Formulas stay formulas: causal, window, sink, block_diagonal, dilated, strided, landmark, fixed, logsparse, residue,
-    and what | & - make of them. Any other part is looked up in a table of bools on the device, seq_q x seq_k bytes for
-    each head and batch entry that sees keys of its own. seq_k None is seq_q.
+    and what | & - make of them. Any other part, and a pattern of hundreds of parts, is looked up in a table of bools on
+    the device, seq_q x seq_k bytes for each head and batch entry that sees keys of its own. seq_k None is seq_q.
 
     Raises as Pattern.to_mask.
     """
-    seq_k = seq_q if seq_k is None else seq_k
+    seq_q, seq_k = integers_of(seq_q=seq_q, seq_k=seq_q if seq_k is None else seq_k)
     made, whole, offset = as_pattern(pattern), Extent(seq_q, seq_k, batch, heads), seq_k - seq_q
-    keeps = None if made._name.startswith("#") else _formula(made._name, whole, device)
+    text = str(made)
+    keeps = None if "#" in text else _formula(text, whole, device)
     if keeps is None:
         table = _table(made, whole, device)
         return lambda b, h, q, k: table[b if batch > 1 else 0, h if heads > 1 else 0, q, k]
@@ -129,12 +131,13 @@ def _table(pattern: Pattern, whole: Extent, device: Any) -> torch.Tensor:
 
 
 def _formula(text: str, whole: Extent, device: Any) -> Keeps | None:
-    """The text's meaning for all heads and batch entries, None where these differ.
+    """The text's meaning for all heads and batch entries, None where these may differ, or where it has too many parts.
 
-    A text is an expression of Python, too. There - binds tighter than &, which makes the same sets: X & (Y - Z) is
-    (X & Y) - Z.
+    A text as patterns print it is an expression of Python, too. There - binds tighter than &, which makes the same
+    sets: X & (Y - Z) is (X & Y) - Z.
     """
-    if "per_head" in text or "per_batch" in text:
+    differ = any(word in text for word in ("per_head", "per_batch", "mask"))
+    if differ or sum(map(text.count, "|&-")) > _MOST_SIGNS:
         return None
 
     def read(node: ast.expr) -> Keeps:
@@ -153,7 +156,7 @@ def _formula(text: str, whole: Extent, device: Any) -> Keeps | None:
         table = _table(Pattern(ast.unparse(node).replace(" ", "")), Extent(whole.seq_q, whole.seq_k), device)[0, 0]
         return lambda i, p, k: table[i, k]
 
-    return read(ast.parse(text.strip(), mode="eval").body)
+    return read(ast.parse(text, mode="eval").body)
 
 
 def _window(left: int, right: int) -> Keeps:
@@ -225,11 +228,13 @@ def to_block_mask(
     block         tokens on either side of a block
 
     Its lists come from the pattern without a table of all pairs where block divides both lengths; else the pairs are
-    counted from a table. Raises as Pattern.to_mask.
+    counted from a table. Raises as Pattern.to_mask; ArgumentError for a block below 1.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
-    seq_k = seq_q if seq_k is None else seq_k
+    seq_q, seq_k, block = integers_of(seq_q=seq_q, seq_k=seq_q if seq_k is None else seq_k, block=block)
+    if block < 1:
+        raise ArgumentError(f"argument block is {block}; accepted: 1 and more", "SPATTN_E_RANGE", "block")
     made, whole = as_pattern(pattern), Extent(seq_q, seq_k, batch or 1, heads or 1)
     coverage = _coverage(made, whole, -(-seq_q // block), -(-seq_k // block), block)
     full, partial = coverage >= 1, (coverage > 0) & (coverage < 1)
