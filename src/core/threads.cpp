@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <cfenv>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -85,6 +86,7 @@ struct Pool {
     std::mutex mutex;
     std::condition_variable wake, idle;
     Lanes* call = nullptr;    // what workers may join; null once the caller found no lane left to take
+    std::fenv_t floats{};     // how its caller rounds and takes denormals: bits must not tell who ran a lane
     uint64_t calls = 0;       // so that a worker joins a call once
     int working = 0;
     bool stop = false;
@@ -99,6 +101,7 @@ struct Pool {
             seen = calls;
             ++working;
             lock.unlock();
+            std::fesetenv(&floats);
             mine->run_all();
             lock.lock();
             if (--working == 0) idle.notify_one();
@@ -120,6 +123,7 @@ struct Pool {
         {
             std::lock_guard lock(mutex);
             call = &lanes;
+            std::fegetenv(&floats);
             ++calls;
         }
         wake.notify_all();
@@ -202,8 +206,20 @@ public:
 
     void run(void (*body)(void*, int64_t), void* argument) override {
         Lanes call(lanes_, body, argument);
-        const auto one = [](void* lanes, int64_t lane) { static_cast<Lanes*>(lanes)->run_one(lane); };
-        const int32_t answer = parallel_for_(user_, lanes_, one, &call);
+        struct Caller {
+            Lanes& call;
+            std::fenv_t floats;  // as in Pool; a thread of the host gets its own back
+        } caller{call, {}};
+        std::fegetenv(&caller.floats);
+        const auto one = [](void* argument, int64_t lane) {
+            const Caller& caller = *static_cast<Caller*>(argument);
+            std::fenv_t own;
+            std::fegetenv(&own);
+            std::fesetenv(&caller.floats);
+            caller.call.run_one(lane);
+            std::fesetenv(&own);
+        };
+        const int32_t answer = parallel_for_(user_, lanes_, one, &caller);
         call.rethrow();
         if (answer != 0) fail(SPATTN_E_CALLBACK, "options.parallel_for", text("returned ", answer, "; accepted: 0"));
         if (call.ended() != lanes_)
