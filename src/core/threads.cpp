@@ -2,6 +2,7 @@
 #include "core/threads.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cfenv>
@@ -78,6 +79,24 @@ private:
 };
 
 // ---- our pool -----------------------------------------------------------------------------------------------------
+
+// Threads that start while it lives take none of the signals that are sent to the process: who handles these, or blocks
+// them and waits for them, counts on its own threads. Workers keep what they cause themselves, and what profilers send.
+class SignalsBlocked {
+public:
+    SignalsBlocked() {
+        sigset_t signals;
+        sigfillset(&signals);
+        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) sigdelset(&signals, own);
+        pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    SignalsBlocked(const SignalsBlocked&) = delete;
+    SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+private:
+    sigset_t before_;
+};
 
 struct Pool {
     const pid_t pid = getpid();
@@ -180,6 +199,7 @@ private:
         pool_ = std::make_unique<Pool>();
         if (sched_getaffinity(0, sizeof pool_->cpus, &pool_->cpus) != 0) CPU_ZERO(&pool_->cpus);
         try {
+            const SignalsBlocked blocked;
             for (int i = 1; i < lanes_; ++i) pool_->threads.emplace_back([pool = pool_.get()] { pool->work(); });
         } catch (const std::system_error&) {
             // Fewer threads than asked for are enough: lanes are taken, not assigned.

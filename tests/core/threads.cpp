@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -124,6 +125,30 @@ TEST(lanes_round_as_their_caller_does) {
         }
     std::fesetround(FE_TONEAREST);
     CHECK_EQ(wrong.load(), 0);
+}
+
+// A process that blocks a signal on all threads that it started has it pending, and not handled on one of the pool's.
+TEST(workers_take_no_signals) {
+    static std::atomic<int> handled;
+    struct sigaction count {}, before {};
+    count.sa_handler = [](int) { ++handled; };
+    CHECK_EQ(sigaction(SIGUSR1, &count, &before), 0);
+    const auto pool = make_thread_pool(3);
+    CHECK(runs_every_lane_once(*pool));
+    sigset_t usr1, waiting;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, &usr1, nullptr), 0);
+    CHECK_EQ(kill(getpid(), SIGUSR1), 0);
+    for (int i = 0; i < 20; ++i) {
+        Meeting meeting;
+        pool->run(Meeting::attend, &meeting);  // workers wake up, and would handle what is theirs
+    }
+    CHECK_EQ(handled.load(), 0);
+    CHECK(sigpending(&waiting) == 0 && sigismember(&waiting, SIGUSR1) == 1);
+    CHECK_EQ(pthread_sigmask(SIG_UNBLOCK, &usr1, nullptr), 0);
+    CHECK_EQ(handled.load(), 1);
+    CHECK_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
 }
 
 TEST(pool_works_in_a_forked_child) {
