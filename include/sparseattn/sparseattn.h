@@ -578,6 +578,8 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  *
  * Inputs may overlap each other; an output overlaps nothing. Gradients overwrite. Results are the same bits for any
  * number of threads. Kernels of 16 bits may take numbers below 2^-126 for 0, as matrix units do.
+ * On a CPU a call rounds as the thread does that makes it, and raises flags of floating-point exceptions, division by
+ * zero among them: none of these may trap.
  * workspace may be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call. Shapes below
  * are for SPATTN_BHSD; any strides, none negative.
  */

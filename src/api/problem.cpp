@@ -12,11 +12,10 @@ namespace {
 
 Dtype read_dtype(spattn_dtype given) {
     if (given == dtype_float8) return Dtype::bf16;
-    std::string names;
-    for (const DtypeRow& row : dtype_rows) {
+    for (const DtypeRow& row : dtype_rows)
         if (row.wire == given) return row.dtype;
-        names += describe_dtype(row.wire) + " or ";
-    }
+    std::string names;
+    for (const DtypeRow& row : dtype_rows) names += describe_dtype(row.wire) + " or ";
     fail(SPATTN_E_DTYPE, "problem.dtype",
          text("is ", describe_dtype(given), "; accepted: ", names, describe_dtype(dtype_float8)));
 }

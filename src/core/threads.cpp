@@ -2,8 +2,10 @@
 #include "core/threads.h"
 
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cfenv>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -78,6 +80,24 @@ private:
 
 // ---- our pool -----------------------------------------------------------------------------------------------------
 
+// Threads that start while it lives take none of the signals that are sent to the process: who handles these, or blocks
+// them and waits for them, counts on its own threads. Workers keep what they cause themselves, and what profilers send.
+class SignalsBlocked {
+public:
+    SignalsBlocked() {
+        sigset_t signals;
+        sigfillset(&signals);
+        for (int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF}) sigdelset(&signals, own);
+        pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    }
+    ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    SignalsBlocked(const SignalsBlocked&) = delete;
+    SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+private:
+    sigset_t before_;
+};
+
 struct Pool {
     const pid_t pid = getpid();
     cpu_set_t cpus;       // of the thread that made the pool, and so of its workers
@@ -85,6 +105,7 @@ struct Pool {
     std::mutex mutex;
     std::condition_variable wake, idle;
     Lanes* call = nullptr;    // what workers may join; null once the caller found no lane left to take
+    std::fenv_t floats{};     // how its caller rounds and takes denormals: bits must not tell who ran a lane
     uint64_t calls = 0;       // so that a worker joins a call once
     int working = 0;
     bool stop = false;
@@ -99,6 +120,7 @@ struct Pool {
             seen = calls;
             ++working;
             lock.unlock();
+            std::fesetenv(&floats);
             mine->run_all();
             lock.lock();
             if (--working == 0) idle.notify_one();
@@ -120,6 +142,7 @@ struct Pool {
         {
             std::lock_guard lock(mutex);
             call = &lanes;
+            std::fegetenv(&floats);
             ++calls;
         }
         wake.notify_all();
@@ -176,6 +199,7 @@ private:
         pool_ = std::make_unique<Pool>();
         if (sched_getaffinity(0, sizeof pool_->cpus, &pool_->cpus) != 0) CPU_ZERO(&pool_->cpus);
         try {
+            const SignalsBlocked blocked;
             for (int i = 1; i < lanes_; ++i) pool_->threads.emplace_back([pool = pool_.get()] { pool->work(); });
         } catch (const std::system_error&) {
             // Fewer threads than asked for are enough: lanes are taken, not assigned.
@@ -202,8 +226,20 @@ public:
 
     void run(void (*body)(void*, int64_t), void* argument) override {
         Lanes call(lanes_, body, argument);
-        const auto one = [](void* lanes, int64_t lane) { static_cast<Lanes*>(lanes)->run_one(lane); };
-        const int32_t answer = parallel_for_(user_, lanes_, one, &call);
+        struct Caller {
+            Lanes& call;
+            std::fenv_t floats;  // as in Pool; a thread of the host gets its own back
+        } caller{call, {}};
+        std::fegetenv(&caller.floats);
+        const auto one = [](void* argument, int64_t lane) {
+            const Caller& caller = *static_cast<Caller*>(argument);
+            std::fenv_t own;
+            std::fegetenv(&own);
+            std::fesetenv(&caller.floats);
+            caller.call.run_one(lane);
+            std::fesetenv(&own);
+        };
+        const int32_t answer = parallel_for_(user_, lanes_, one, &caller);
         call.rethrow();
         if (answer != 0) fail(SPATTN_E_CALLBACK, "options.parallel_for", text("returned ", answer, "; accepted: 0"));
         if (call.ended() != lanes_)

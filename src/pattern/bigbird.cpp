@@ -3,6 +3,7 @@
 // I < global, or J in R(I); nothing for p < 0. BigBird (https://arxiv.org/abs/2007.14062).
 #include <array>
 
+#include "core/cancel.h"
 #include "core/error.h"
 #include "core/of_thread.h"
 #include "pattern/block_rows.h"
@@ -152,8 +153,10 @@ void fill(Column& column, int64_t seq_k, Interval columns) {
         for (int32_t n = all.begin[size_t(j)]; n < all.begin[size_t(j) + 1]; ++n)
             seen.push_back({all.rows[size_t(n)], all.rows[size_t(n)] + 1});
     }
-    for (int64_t i = std::max({kept, columns.begin, params.global}); j < blocks && i < columns.end; ++i)
+    for (int64_t i = std::max({kept, columns.begin, params.global}); j < blocks && i < columns.end; ++i) {
+        check_cancelled();  // one row of a transposed pattern draws all of them
         if (is_member(block_row(params, seq_k, i), j)) seen.push_back({i, i + 1});
+    }
     std::erase_if(seen, [](const Interval& i) { return i.begin >= i.end; });
     std::sort(seen.begin(), seen.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
     join_touching(seen, 0);

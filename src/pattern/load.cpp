@@ -121,11 +121,8 @@ private:
                 return (tag == Node::rows ? make_rows : make_columns)(parts[0], numbers(), tokens);
             }
             default:
-                break;
+                return make_difference(std::move(parts));
         }
-        PatternRef result = parts[0];
-        for (size_t i = 1; i < parts.size(); ++i) result = make_difference(result, parts[i]);
-        return result;
     }
 
     PatternRef leaf(size_t start) {

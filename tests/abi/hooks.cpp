@@ -408,6 +408,27 @@ TEST(a_question_can_be_cancelled) {
     }
 }
 
+// So can a question about a single row, where that draws the rows of all blocks.
+TEST(a_question_about_one_transposed_row_can_be_cancelled) {
+    const Pattern pattern = parse("transpose(bigbird(1,1,0,64,0))");
+    Stopper stopper{.patience = std::numeric_limits<int64_t>::max()};
+    spattn_extent extent{};
+    int64_t nnz = 0;
+    const auto ask = [&] { return spattn_pattern_to_csr(pattern.get(), &extent, 0, nullptr, nullptr, &nnz); };
+    for (int64_t seq_k = 1 << 14; seq_k <= 1 << 22 && stopper.asked < many_answers; seq_k *= 2) {
+        stopper.asked = 0;
+        extent = make_extent(1, seq_k);
+        extent.cancel = Stopper::ask, extent.cancel_user = &stopper;
+        succeed(ask(), "a patient host");
+    }
+    CHECK(stopper.asked >= many_answers);
+    stopper = {stopper.caller};
+    CHECK_EQ(ask(), SPATTN_E_CANCELLED);
+    CHECK_EQ(stopper.asked, 1);
+    stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+    succeed(ask(), "the same question again");
+}
+
 // Calls of microseconds do not wait for a host's answers.
 TEST(short_runs_do_not_ask) {
     Stopper stopper;

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Every lane runs once, whoever runs it.
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <thread>
 #include <vector>
 
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -95,6 +97,58 @@ TEST(workers_keep_off_the_callers_cpu) {
         }
     }
     CHECK_EQ(sched_setaffinity(0, sizeof mine, &mine), 0);
+}
+
+// Threads round as the caller of this call does, whatever the caller that they were started by did, and those of a host
+// get their own way back.
+TEST(lanes_round_as_their_caller_does) {
+    static std::atomic<int> wrong;
+    wrong = 0;
+    const auto body = [](void* caller, int64_t) { wrong += std::fegetround() != *static_cast<int*>(caller); };
+    const auto own_threads = [](void*, int64_t tasks, void (*run)(void*, int64_t), void* argument) -> int32_t {
+        for (int64_t t = 0; t < tasks; ++t)
+            std::thread([&] {
+                std::fesetround(FE_TOWARDZERO);
+                run(argument, t);
+                wrong += std::fegetround() != FE_TOWARDZERO;
+            }).join();
+        return 0;
+    };
+    const auto pool = make_thread_pool(3), host = make_host_parallel(own_threads, nullptr, 3);
+    for (int i = 0; i < 10; ++i)
+        for (int way : {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD}) {
+            std::fesetround(way);
+            Meeting meeting;
+            pool->run(Meeting::attend, &meeting);  // so that workers are awake
+            for (Parallel* parallel : {pool.get(), host.get()}) parallel->run(body, &way);
+            CHECK_EQ(std::fegetround(), way);
+        }
+    std::fesetround(FE_TONEAREST);
+    CHECK_EQ(wrong.load(), 0);
+}
+
+// A process that blocks a signal on all threads that it started has it pending, and not handled on one of the pool's.
+TEST(workers_take_no_signals) {
+    static std::atomic<int> handled;
+    struct sigaction count {}, before {};
+    count.sa_handler = [](int) { ++handled; };
+    CHECK_EQ(sigaction(SIGUSR1, &count, &before), 0);
+    const auto pool = make_thread_pool(3);
+    CHECK(runs_every_lane_once(*pool));
+    sigset_t usr1, waiting;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, &usr1, nullptr), 0);
+    CHECK_EQ(kill(getpid(), SIGUSR1), 0);
+    for (int i = 0; i < 20; ++i) {
+        Meeting meeting;
+        pool->run(Meeting::attend, &meeting);  // workers wake up, and would handle what is theirs
+    }
+    CHECK_EQ(handled.load(), 0);
+    CHECK(sigpending(&waiting) == 0 && sigismember(&waiting, SIGUSR1) == 1);
+    CHECK_EQ(pthread_sigmask(SIG_UNBLOCK, &usr1, nullptr), 0);
+    CHECK_EQ(handled.load(), 1);
+    CHECK_EQ(sigaction(SIGUSR1, &before, nullptr), 0);
 }
 
 TEST(pool_works_in_a_forked_child) {

@@ -151,6 +151,29 @@ TEST(explanations) {
     CHECK(faults > 4);
 }
 
+// New tokens of a cache of every dtype are written without memory, once threads have started.
+TEST(appends_allocate_nothing) {
+    const Context context = make_context(3, -1);
+    for (const spattn_dtype dtype : {f32, spattn_dtype{SPATTN_FLOAT, 16, 1}, bf16, f64})
+        for (const spattn_dtype cache_dtype : {dtype, float8}) {
+            check::context = std::to_string(dtype.code) + ", " + std::to_string(dtype.bits) + " bits";
+            auto problem = sized<spattn_problem>();
+            problem.flags = SPATTN_PLAN_STARTS;
+            problem.batch = problem.heads_q = problem.heads_kv = 2, problem.seq_q = 3, problem.seq_k = 20;
+            problem.head_dim = 16, problem.dtype = dtype, problem.cache_dtype = cache_dtype;
+            Tensor rows({2, 3, 2, 16}, dtype), k({2, 20, 2, 16}, cache_dtype), v({2, 20, 2, 16}, cache_dtype);
+            fault::fill(rows, 1);
+            Numbers starts({0, 5});
+            auto args = sized<spattn_cache_append_args>();
+            args.k_new = args.v_new = &rows.view, args.k = &k.view, args.v = &v.view, args.starts = &starts.view;
+            succeed(spattn_cache_append(context.get(), &problem, &args), "append");
+            memory::arm(1, memory::Fault::from_then_on);
+            const spattn_status status = spattn_cache_append(context.get(), &problem, &args);
+            CHECK(!memory::disarm());
+            CHECK_EQ(status, SPATTN_OK);
+        }
+}
+
 // The reference rows may allocate while they run; what fails there reaches the caller, from any thread.
 TEST(reference_runs) {
     const Pattern pattern = parse("causal & window(3,0)");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Patterns through bytes and back; bytes of hostile origin; files of earlier releases in golden/, which load for ever.
 // SPATTN_WRITE_GOLDEN=1 writes files that are missing; one that is there is never rewritten.
+#include <chrono>
+
 #include "core/error.h"
 #include "golden.h"
 #include "pattern/bytes.h"
@@ -87,6 +89,20 @@ TEST(long_lists_and_deep_compositions) {
     PatternRef deep = make_causal();
     for (int i = 0; i < 199; ++i) deep = make_transpose(deep);
     CHECK(load(save_pattern(*deep))->identity() == deep->identity());
+}
+
+// As many parts as a pattern may have, of each operator: one after the other they would take half a minute.
+TEST(long_chains_load_in_no_time) {
+    for (const char* sign : {" & ", " - ", " | "}) {
+        std::string chain = "causal";
+        for (int i = 1; i < 60000; ++i) chain += sign + std::string(i % 2 ? "full" : "causal");
+        const std::string bytes = save_pattern(*parse_pattern(chain));
+        const auto start = std::chrono::steady_clock::now();
+        const PatternRef loaded = load(bytes);
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        CHECK(took.count() < 2);
+        CHECK(loaded->print() == chain);
+    }
 }
 
 TEST(every_truncation_is_refused) {
