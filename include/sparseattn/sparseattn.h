@@ -574,14 +574,12 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  *
  * A query that sees no key gets out 0, lse -infinity and gradients 0. With a sink its lse is z, and so its dlse counts
  * in dsink. A batch of 0, a seq_q or seq_k of 0 is legal: there is nothing to see, and the data of a tensor without
- * elements may be NULL.
+ * elements may be NULL. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite. workspace may
+ * be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call.
  *
- * Inputs may overlap each other; an output overlaps nothing. Gradients overwrite. Results are the same bits for any
- * number of threads. Kernels of 16 bits may take numbers below 2^-126 for 0, as matrix units do.
- * On a CPU a call rounds as the thread does that makes it, and raises flags of floating-point exceptions, division by
- * zero among them: none of these may trap.
- * workspace may be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call. Shapes below
- * are for SPATTN_BHSD; any strides, none negative.
+ * Results are the same bits for any number of threads. Kernels of 16 bits may take numbers below 2^-126 for 0, as matrix
+ * units do. On a CPU a call rounds as the thread does that makes it, and raises flags of floating-point exceptions,
+ * division by zero among them: none of these may trap. Shapes below are for SPATTN_BHSD; any strides, none negative.
  */
 enum spattn_forward_flags {
     /* With SPATTN_PLAN_STARTS, in a model's second layer and those behind it: what an earlier forward has made of starts,
