@@ -113,7 +113,7 @@ struct ApartProducer {
 
     __device__ __forceinline__ void end_empty(const Task& task) {
         if (!params.piece.is_first || !params.piece.is_last) {
-            for (int place = warp(); place < C::own_rows; place += warps) hand_on(task, place);
+            if (params.piece.is_first || params.piece.is_last) hand_on(task);
             return;
         }
         if constexpr (C::by_query)
@@ -129,15 +129,33 @@ struct ApartProducer {
         clear_tokens<C::own_rows, warps, Element>(own_tokens<C>(params.layout, task.row), sums, batch, head, columns,
                                                   warp());
     }
-    // A token by a warp: other pieces of the pattern may have sums for it.
-    __device__ __forceinline__ void hand_on(const Task& task, int place) {
-        const int token = own_tokens<C>(params.layout, task.row).at(place);
-        if (token == no_token) return;
-        GradientRepair<C> nothing{params, state.lane, batch, C::has_dp, C::sums_p};
-        if constexpr (C::by_query)
-            nothing.store_query(task, head_q, token, place);
-        else
-            nothing.store_key(task, head_kv, token, place);
+    // Other pieces of the pattern may have sums for these tokens. A warp has four at a time.
+    __device__ __forceinline__ void hand_on(const Task& task) {
+        const any::OwnTokens own = own_tokens<C>(params.layout, task.row);
+        for (int place = 4 * warp() + state.lane / 8; place < C::own_rows; place += 4 * warps) {
+            const int token = own.at(place);
+            if (token == no_token) continue;
+            const int64_t query = (int64_t(batch) * params.heads_q + head_q) * params.seq_q + token;
+            const int64_t key = (int64_t(batch) * params.heads_kv + head_kv) * params.seq_k + token;
+            float* const dv = params.carried.dv + key * params.head_dim_v;
+            if constexpr (C::by_query)
+                hand_on(params.carried.dq + query * params.head_dim, params.dq, head_q, token, params.head_dim,
+                        params.scale);
+            else if constexpr (C::has_dp)
+                hand_on(params.carried.dk + key * params.head_dim, params.dk, head_kv, token, params.head_dim,
+                        params.scale, params.value_in_key && C::sums_p ? dv : nullptr);
+            if (C::sums_p && (params.piece.is_first || !params.value_in_key))
+                hand_on(dv, params.dv, head_kv, token, params.head_dim_v, 1);
+        }
+    }
+    // The CTA's columns of a row; `also` is a row of values.
+    __device__ __forceinline__ void hand_on(float* sums, const TensorView& to, int head, int token, int columns,
+                                            float factor, const float* also = nullptr) {
+        auto* const out = any::row_of<Element>(to, batch, head, token);
+        const int end = min(columns, first_column<C>() + C::head_dim);
+        for (int column = first_column<C>() + state.lane % 8 * 8; column < end; column += 64)
+            pass_on<C::dtype>(params.piece, sums + column, out + column, factor,
+                              also && column < params.head_dim_v ? also + column : nullptr);
     }
 
     // Queries walk their own list, keys those of all query heads of the group.

@@ -650,19 +650,21 @@ struct Copier : Helper<C> {
         }
     }
 
-    // Rows of which a piece sees no key.
+    // Rows of which a piece sees no key, four at a time. No piece both reads and writes what is handed on of them.
     __device__ __forceinline__ void end_rows(const any::OwnTokens& own, int entry, int head) {
-        if (!params.to.piece.is_first && !params.to.piece.is_last) return;
-        for (int place = 0; place < C::block_q; ++place) {
+        const PieceView& piece = params.to.piece;
+        if (!piece.is_first && !piece.is_last) return;
+        for (int place = lane / 8; place < C::block_q; place += 4) {
             const int token = own.at(place);
             if (token == no_token) continue;
             any::RowEnd<C::dtype> end(params.to, entry, head, token);
             any::RowState<float> state{-INFINITY, 0, -INFINITY};
             end.take_on(state, 0);
             end.finish(state);
-            for (int column = lane; column < params.head_dim_v; column += 32) end.write(column, 0);
-            __syncwarp();  // all have read the state
-            if (lane == 0) end.write_state(state, 0);
+            auto* const out = any::row_of<Element>(params.to.out, entry, head, token);
+            for (int column = lane % 8 * 8; column < params.head_dim_v; column += 64)
+                pass_on<C::dtype>(piece, end.sums + column, out + column, end.share);
+            if (lane % 8 == 0) end.write_state(state, 0);
         }
     }
 };

@@ -203,6 +203,28 @@ __device__ __forceinline__ void clear_tokens(const any::OwnTokens& own, const Te
     }
 }
 
+// Eight columns of a row for which a piece of the pattern has nothing: the first piece hands on zeros, and the last one
+// writes what it was handed, times `factor`, and what stands at `also`, if anything does. Those between change nothing.
+template <Dtype D>
+__device__ __forceinline__ void pass_on(const PieceView& piece, float* sums, any::ElementOf<D>* to, float factor,
+                                        const float* also = nullptr) {
+    if (piece.is_first) {
+        const float zeros[4] = {};
+        ptx::store_global(sums, zeros);
+        ptx::store_global(sums + 4, zeros);
+        return;
+    }
+    uint32_t words[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        float4 x = reinterpret_cast<const float4*>(sums)[half], y = {0, 0, 0, 0};
+        if (also) y = reinterpret_cast<const float4*>(also)[half];
+        words[2 * half] = any::pack_anywhere<D>(x.x * factor + y.x, x.y * factor + y.y);
+        words[2 * half + 1] = any::pack_anywhere<D>(x.z * factor + y.z, x.w * factor + y.w);
+    }
+    ptx::store_global(to, {words[0], words[1], words[2], words[3]});
+}
+
 // 16 rows of a swizzled tile in shared memory, whose panels are `panel_bytes` apart, to where their tokens stand; for
 // one warp to call. tokens: of a lane's rows lane / 4 and lane / 4 + 8, no_token where a row is not wanted.
 template <int Panels, class Element>
