@@ -380,7 +380,7 @@ Model Builder::choice(int depth, bool by_head) {
         meaning::choice(sees, map, by_head));
 }
 
-// Of as many tokens as the extent has keys, more or less.
+// It has as many tokens as the extent has keys, more or less.
 Model Builder::grid(int depth) {
     const int64_t axes = number(1, 3);
     std::vector<int64_t> sizes, tile;

@@ -19,8 +19,8 @@ constexpr int64_t carried_alignment = 256;  // of what follows what pieces hand 
 // A portion takes at least one of so many shares of ample scratch: of 1009 batch entries only single ones are equal
 // portions, and perhaps too small for many threads.
 constexpr size_t smallest_portion = 16;
-// Of an SM, for a row of which a piece sees nothing: forward, and backward as a query and as a key. Heads of which some
-// have windows and others dilated ones took 325 us forward at 16K tokens, 178 of them for the pairs (H200).
+// An SM takes so long for a row of which a piece sees nothing: forward, and backward as a query and as a key. Heads of
+// which some have windows and others dilated ones took 325 us forward at 16K tokens, 178 of them for the pairs (H200).
 constexpr double empty_query_us = 0.15, empty_token_us = 0.2;
 
 // Rows of blocks do. Calls that bring lists, or are on a cache, make one layout for all heads; and rows of tokens read

@@ -112,6 +112,7 @@ READ_WITH = {("spattn_extent", "q_offset"): "SPATTN_EXTENT_Q_OFFSET",
 
 # Pointers that may be NULL.
 OPTIONAL = {
+    ("spattn_pattern_grid", "tile"),
     ("spattn_context_create", "options"), ("spattn_pattern_xref", "symbols"), ("spattn_pattern_xref", "params"),
     ("spattn_pattern_xref_extend", "symbols"),
     ("spattn_pattern_print", "needed"), ("spattn_pattern_save", "needed"),

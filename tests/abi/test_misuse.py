@@ -288,7 +288,7 @@ def spoilt_argument(world, function, name, kind, good):
     elif name == "parts":
         yield "a part NULL", keep(ffi.new("spattn_pattern*[]", [good[0], NULL])), "SPATTN_E_NULL", "parts[1]"
     for what, value, status, named in spoilt_values(hostile.ARGUMENTS, function, name):
-        yield what, keep(ffi.new("int32_t[]", value)) if isinstance(value, list) else value, status, named
+        yield what, keep(ffi.new(f"{kind.item.cname}[]", value)) if isinstance(value, list) else value, status, named
 
 
 def cases(world, function):
