@@ -98,7 +98,8 @@ def test_entries_of_several_lengths():
     q, k, v = operands()
     lengths, at = [30, 0, 11], [0, 0, 0]
     cache = make_cache(k, v, page_size=8, pages=12)
-    for kind in (list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.uint8)):
+    small = lambda x: np.array(x, np.uint8), lambda x: torch.tensor(x, dtype=torch.uint8)
+    for kind in (list, np.array, *small, torch.tensor):
         counts = [min(n, 8) for n in lengths]
         chunks = [torch.full((BATCH, 8, *x.shape[2:]), torch.nan) for x in (q, k, v)]
         for b, n in enumerate(counts):

@@ -469,8 +469,9 @@ class KVCache:
             accepted = "0 or more" if most is None else f"0 to {most}"
             message = f"argument {name} is {read.min()} to {read.max()}; accepted: {accepted}"
             raise ArgumentError(message, "SPATTN_E_RANGE", name)
-        # More than any entry has room for, and sums of them are still integers of 64 bits.
-        return np.broadcast_to(np.minimum(read, 1 << 62) if read.size else read, self.batch).astype(np.int64)
+        if read.size:  # to what is more than any entry has room for, and sums of them are still integers of 64 bits
+            read = np.minimum(read, min(1 << 62, np.iinfo(read.dtype).max))
+        return np.broadcast_to(read, self.batch).astype(np.int64)
 
     def _read_counts(self, counts: Any, n: int, is_ragged: bool) -> NDArray[np.int64]:
         """[batch], of n tokens of each entry, or of all."""
