@@ -889,6 +889,24 @@ def test_drafts_that_were_reserved_and_never_came_are_not_kept(monkeypatch, page
     assert cache.lengths.tolist() == [0, 1, 0]
 
 
+def test_drafts_of_replays_are_kept_behind_what_was_forgotten(monkeypatch):
+    """Where the host has to know that replays brought more tokens than it has seen come."""
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=40)
+    cache.append(k[:, :10], v[:, :10])
+    for begin in (10, 20):
+        cache.reserve(10)
+        with monkeypatch.context() as patch:
+            capture(patch)
+            cache.append(k[:, begin : begin + 10], v[:, begin : begin + 10])
+    cache.forget(2, 24)
+    cache.keep(torch.tensor([[1, 2]] * BATCH), 3)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [29] * BATCH
+    assert torch.equal(cache.k[cache.page_table[:, 7].long(), 0], k[:, 29])
+    with pytest.raises(sa.ArgumentError, match="argument tokens is 6 for entry 0; accepted: up to 5"):
+        cache.keep(torch.tensor([[1, 2]] * BATCH), 6)
+
+
 @pytest.mark.parametrize("pages", [None, 30])
 def test_the_host_takes_no_part_where_drafts_are_kept(monkeypatch, pages):
     q, k, v = operands()

@@ -373,7 +373,7 @@ class KVCache:
         most = nodes.shape[1]
         drafts = self._read_numbers(tokens, "tokens")
         kept = self._read_numbers(most if counts is None else counts, "counts", most)
-        if (drafts > self._tokens - self._reserved).any():
+        if (drafts > self._tokens - self._reserved - self._forgotten).any():
             there = self.lengths.cpu().numpy()
             np.maximum(self._tokens - there, 0, out=self._reserved)
         have_come = self._tokens - self._reserved
