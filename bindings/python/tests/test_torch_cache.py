@@ -98,7 +98,8 @@ def test_entries_of_several_lengths():
     q, k, v = operands()
     lengths, at = [30, 0, 11], [0, 0, 0]
     cache = make_cache(k, v, page_size=8, pages=12)
-    for kind in (list, np.array, torch.tensor, lambda x: torch.tensor(x, dtype=torch.uint8)):
+    small = lambda x: np.array(x, np.uint8), lambda x: torch.tensor(x, dtype=torch.uint8)
+    for kind in (list, np.array, *small, torch.tensor):
         counts = [min(n, 8) for n in lengths]
         chunks = [torch.full((BATCH, 8, *x.shape[2:]), torch.nan) for x in (q, k, v)]
         for b, n in enumerate(counts):
@@ -457,8 +458,16 @@ def spoil_free_pages(cache):
 
 
 def pages_of(cache):
-    """The numbers of all pages that entries have."""
+    """The numbers of all pages that entries have, as often as they have them."""
     return sorted(cache.page_table[cache.page_table >= 0].tolist())
+
+
+def assert_no_leak(cache):
+    """Each page is free, or as many entries have it as the host counts."""
+    held = np.bincount(pages_of(cache), minlength=cache.pages)
+    assert sorted(cache._free) == np.flatnonzero(held == 0).tolist()
+    assert cache._others.tolist() == np.maximum(held - 1, 0).tolist()
+    assert torch.equal(cache.page_table.cpu(), torch.from_numpy(cache._held))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
@@ -572,6 +581,9 @@ def test_what_is_left_of_forgetful_entries_stays(page_size):
         is_wrong = drafts > len(tokens[b]) or None in last
         try:
             cache[b].keep(torch.from_numpy(nodes)[None], drafts)
+        except sa.ResourceError as error:
+            assert not is_wrong
+            return error.argument
         except sa.ArgumentError as error:
             assert is_wrong and error.argument == "tokens", error
             return "tokens"
@@ -579,17 +591,41 @@ def test_what_is_left_of_forgetful_entries_stays(page_size):
         tokens[b][len(tokens[b]) - drafts :] = [last[node] for node in nodes]
         return "keep"
 
-    for _ in range(1500):
-        chosen = [append, append, append, forget, truncate, keep][random.integers(6)]
+    def share(b):
+        into, n = int(random.integers(BATCH)), int(random.integers(0, 30))
+        if random.random() < 0.5:
+            cache.free(into)
+            tokens[into] = []
+        own = tokens[b]
+        is_amid = 0 < n < len(own) and own[n - 1] is None and own[n] is None
+        right = "into" if tokens[into] else "tokens" if n > len(own) or is_amid else "share"
+        try:
+            cache.share(b, into, n)
+        except sa.ArgumentError as error:
+            assert error.argument == right, error
+            return right
+        assert right == "share"
+        tokens[into] = own[:n]
+        return right
+
+    def reorder(b):
+        parents = random.integers(0, BATCH, BATCH).tolist()
+        cache.reorder(parents)
+        tokens[:] = [list(tokens[parent]) for parent in parents]
+        return "reorder"
+
+    for _ in range(2000):
+        chosen = [*[append] * 6, forget, truncate, keep, keep, share, reorder][random.integers(12)]
         seen.add(chosen(int(random.integers(BATCH))))
-        assert sorted(pages_of(cache) + cache._free) == list(range(pages))
+        assert_no_leak(cache)
         assert cache.lengths.tolist() == [len(own) for own in tokens]
         for row, own in zip(cache.page_table.tolist(), tokens):
             for at, token in enumerate(own):
                 assert token is None or cache.k[row[at // page_size], at % page_size] == token
             firsts = own[::page_size]  # all tokens of a page are forgotten together
             assert [page >= 0 for page in row] == [t is not None for t in firsts] + [False] * (len(row) - len(firsts))
-    assert seen == {"append", "forget", "truncate", "keep", "amid", "tokens", "capacity", "pages"}
+    done = {"append", "forget", "truncate", "keep", "share", "reorder"}
+    assert seen == done | {"amid", "tokens", "capacity", "pages", "into"}
 
 
 def test_forgetting_that_is_refused_or_nothing():
@@ -653,6 +689,302 @@ def test_pages_are_forgotten_between_replays(monkeypatch, page_size):
         cache.forget(2, (cache.lengths - 9).clamp(0))
         spoil_free_pages(cache)
     assert cache.lengths.tolist() == cache._tokens.tolist() == [SEQ] * BATCH
+
+
+# ---- pages of several entries ----
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+@pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("value_in_key", [False, True])
+@pytest.mark.parametrize("page_size, pages", [(1, 60), (4, 20), (16, 8)])
+def test_entries_share_pages(device, cache_dtype, value_in_key, page_size, pages):
+    """Whatever entries do at random, their last tokens see what dense attention sees of texts of their own."""
+    entries, most = 5, 50
+    made = torch.Generator().manual_seed(11)
+    q, k, v = (torch.randn(4000, heads, n, generator=made).to(device) for heads, n in ((4, 24), (2, 24), (2, 16)))
+    v = None if value_in_key else v
+    options = {"value_in_key": value_in_key, "cache_dtype": cache_dtype, "device": device}
+    cache = sat.KVCache(entries, most, 2, 24, 16, page_size=page_size, pages=pages, **options)
+    plain = sat.KVCache(1, len(k), 2, 24, 16, page_size=len(k), **options)  # of all tokens that there will be
+    plain.append(*(x if x is None else x[None] for x in (k, v)))
+    pools = [(plain.k, plain.k_scales), (plain.k[..., :16], plain.k_scales) if v is None else (plain.v, plain.v_scales)]
+    right_k, right_v = (x.double().cpu()[0] * (1 if by is None else by.cpu()[0][..., None]) for x, by in pools)
+    random, texts, new, refused = np.random.default_rng(page_size), [[] for _ in range(entries)], 0, 0
+    for turn in range(300):
+        spoil_free_pages(cache)
+        b, before = int(random.integers(entries)), (cache.page_table.clone(), cache.lengths.clone())
+        action = random.choice(["append", "append", "share", "reorder", "truncate", "keep", "free", "forget"])
+        after = [list(text) for text in texts]
+        try:
+            if action == "append":
+                counts = [min(n, most - len(text)) for n, text in zip(random.integers(0, 6, entries).tolist(), texts)]
+                tokens = range(new, new + sum(counts))
+                for text, count in zip(after, counts):
+                    text += range(new, new + count)
+                    new += count
+                cache.append(*(x if x is None else x[tokens] for x in (k, v)), counts)
+            elif action == "share":
+                into, n = (b + 1) % entries, None
+                if turn % 2 and None not in texts[b]:
+                    n = int(random.integers(len(texts[b]) + 1))
+                cache.free(into)
+                cache.share(b, into, n)
+                after[into] = texts[b][:n]
+            elif action == "reorder":
+                parents = random.integers(0, entries, entries)
+                cache.reorder(torch.from_numpy(parents).to(device) if turn % 2 else parents.tolist())
+                after = [list(texts[parent]) for parent in parents]
+            elif action == "truncate" and None not in texts[b]:
+                n = int(random.integers(len(texts[b]) + 1))
+                cache[b].truncate(n)
+                after[b] = texts[b][:n]
+            elif action == "keep" and None not in texts[b]:
+                drafts = int(random.integers(min(9, len(texts[b]) + 1)))
+                nodes, first = np.flatnonzero(random.random(drafts) < 0.6), len(texts[b]) - drafts
+                after[b] = texts[b][:first] + [texts[b][first + node] for node in nodes]
+                cache[b].keep(torch.from_numpy(nodes)[None].to(device), drafts)
+            elif action == "free":
+                cache.free(b)
+                after[b] = []
+            elif action == "forget":
+                cache[b].forget(2, max(0, len(texts[b]) - 9))
+                for page in range(-(-2 // page_size), max(0, len(texts[b]) - 9) // page_size):
+                    after[b][page * page_size : (page + 1) * page_size] = [None] * page_size
+        except sa.ResourceError as error:
+            assert error.argument == "pages" and action in ("append", "keep")
+            assert all(torch.equal(*x) for x in zip(before, (cache.page_table, cache.lengths)))
+            after, refused = texts, refused + 1
+        texts = after
+        assert_no_leak(cache)
+        assert cache.lengths.tolist() == cache._tokens.tolist() == [len(text) for text in texts]
+        out = sat.decode(q[turn].expand(entries, 1, 4, 24), cache, STREAMING)
+        for b, text in enumerate(texts):
+            visible = text[:2] + text[2:][-10:]
+            if visible and None not in visible:  # a text that was made shorter may see what it forgot
+                keys, values = (x[visible].repeat_interleave(2, 1) for x in (right_k, right_v))
+                weights = (torch.einsum("hd,khd->hk", q[turn].double().cpu(), keys) / 24**0.5).softmax(1)
+                right = torch.einsum("hk,khd->hd", weights, values)
+                torch.testing.assert_close(out[b, 0].cpu().double(), right, rtol=2e-5, atol=2e-5)
+    assert refused
+    cache.reset()
+    assert_no_leak(cache)
+    assert len(cache._free) == pages
+
+
+def test_a_prompt_costs_its_pages_once():
+    """Who goes on takes a copy of the page that the prompt ends amid, but for the last of those that have it."""
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=6)
+    cache[0].append(k[:1, :14], v[:1, :14])
+    cache.share(0, 1)
+    cache[1:].share(source=0, into=1, tokens=np.int64(13))
+    assert cache.lengths.tolist() == [14, 14, 13] and len(cache._free) == 2
+    before = [x.clone() for x in (cache.k, cache.page_table, cache.lengths)]
+    for counts, needed in (([3, 1, 1], 3), ([1, 0, 9], 4), ([0, 12, 0], 4)):
+        with pytest.raises(sa.ResourceError, match=f"{needed} more pages are needed, and 2 of 6 are free") as raised:
+            cache.append(k[0, : sum(counts)], v[0, : sum(counts)], counts)
+        assert raised.value.argument == "pages"
+        for one, other in zip(before, (cache.k, cache.page_table, cache.lengths)):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert_no_leak(cache)
+    at, counts = [14, 14, 13], [2, 2, 3]
+    texts = [[*range(a), *range(20 + b, 20 + b + n)] for b, (a, n) in enumerate(zip(at, counts))]
+    cache.append(*(torch.cat([x[0, text[a:]] for a, text in zip(at, texts)]) for x in (k, v)), counts)
+    assert cache.lengths.tolist() == [16] * BATCH and not cache._free
+    out = sat.decode(q[:1, :1].expand(BATCH, -1, -1, -1), cache, "full")
+    right = [sat.attention(q[:1, :1], k[:1, text], v[:1, text], "full") for text in texts]
+    torch.testing.assert_close(out, torch.cat(right), rtol=2e-5, atol=2e-5)
+    for entry, free in ((0, 1), (2, 2), (1, 6)):
+        cache.free(entry)
+        assert len(cache._free) == free
+    assert_no_leak(cache)
+
+
+def test_an_entry_keeps_drafts_in_pages_of_others():
+    """They lie in the pages of two, and move in copies of these."""
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=6)
+    cache[0].append(k[:1, :14], v[:1, :14])
+    cache.share(0, 1)
+    before = as_it_lies(cache, 0)
+    with pytest.raises(sa.ResourceError, match="3 more pages are needed, and 2 of 6 are free"):
+        cache[:2].keep(torch.tensor([[0] * 9, [*range(1, 10)]]), [0, 12], [0, 9])
+    assert cache.lengths.tolist() == [14, 14, 0] and len(cache._free) == 2
+    cache[:2].keep(torch.tensor([[0] * 3, [1, 4, 9]]), [0, 10], [0, 3])
+    assert cache.lengths.tolist() == [14, 7, 0] and len(cache._free) == 1
+    assert all(torch.equal(*x) for x in zip(before, as_it_lies(cache, 0)))
+    for found, x in zip(as_it_lies(cache, 1), (k, v)):
+        assert torch.equal(found, x[0, [0, 1, 2, 3, 5, 8, 13]].contiguous().view(torch.uint8))
+    assert_no_leak(cache)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_a_beam_search_on_layers(device):
+    """Calls of a step find the same pages in all layers, and what they see is what texts of their own see."""
+    layers, step = layers_of(71, device, page_size=4, pages=40), sat.Step()
+    random, texts = np.random.default_rng(3), [[(0, n) for n in range(10)]] * BATCH
+    for _, k, v, cache in layers:
+        cache[0].append(k[:1, :10], v[:1, :10])
+        cache.reorder([0] * BATCH)
+    for n in range(10, SEQ):
+        step.reset()
+        texts = [[*text, (b, n)] for b, text in enumerate(texts)]
+        for q, k, v, cache in layers:
+            cache.append(k[:, n : n + 1], v[:, n : n + 1])
+            out = sat.decode(q[:, n : n + 1], cache, STREAMING, step=step)
+            rows, tokens = (torch.tensor([[token[i] for token in text] for text in texts]) for i in range(2))
+            right = sat.attention(q[:, : n + 1], k[rows, tokens], v[rows, tokens], STREAMING)[:, n:]
+            torch.testing.assert_close(out, right, rtol=2e-5, atol=2e-5)
+        parents = random.integers(0, BATCH, BATCH).tolist()
+        texts = [texts[parent] for parent in parents]
+        for *_, cache in layers:
+            cache.reorder(parents)
+    for *_, cache in layers:
+        assert_no_leak(cache)
+        assert len(cache._free) >= 40 - 12 - 2 * BATCH  # and what the others of the last step had is given back
+        cache.reset()
+        assert sorted(cache._free) == list(range(40))
+
+
+def test_replays_write_to_no_page_of_others(monkeypatch):
+    """The host copies pages when it reserves tokens, and counts those that came. The table stays where it lies."""
+    q, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=30)
+    where = cache.page_table.data_ptr()
+    cache[0].append(k[:1, :6], v[:1, :6])
+    texts = [[(0, n) for n in range(6)]] * BATCH
+    cache.share(0, 1)
+    cache.share(0, 2)
+    for turn, n in enumerate(range(6, 30)):
+        cache.reserve(2)  # of which one comes
+        with monkeypatch.context() as patch:
+            capture(patch)
+            cache.append(k[:, n : n + 1], v[:, n : n + 1])
+            out = sat.decode(q[:, n : n + 1], cache, STREAMING)
+            for call in (lambda: cache.share(0, 1), lambda: cache.reorder([0, 0, 0])):
+                with pytest.raises(sa.CudaError, match="is called while a graph is captured"):
+                    call()
+        texts = [[*text, (b, n)] for b, text in enumerate(texts)]
+        rows, tokens = (torch.tensor([[token[i] for token in text] for text in texts]) for i in range(2))
+        right = sat.attention(q[:, : n + 1], k[rows, tokens], v[rows, tokens], STREAMING)[:, n:]
+        torch.testing.assert_close(out, right, rtol=2e-5, atol=2e-5)
+        if turn % 3 == 0:
+            parents = [(turn + b) // 2 % BATCH for b in range(BATCH)]
+            cache.reorder(parents)
+            texts = [texts[parent] for parent in parents]
+            assert cache._tokens.tolist() == [n + 1] * BATCH and not cache._reserved.any()
+        elif turn % 3 == 1:
+            cache.free(2)
+            cache.share(turn % 2, 2)
+            texts[2] = texts[turn % 2]
+            assert cache._tokens[2] == n + 1 and cache._reserved[2] == 0
+    assert cache.lengths.tolist() == [30] * BATCH and cache.page_table.data_ptr() == where
+    cache.truncate(cache.lengths)
+    assert_no_leak(cache)
+
+
+@pytest.mark.parametrize("came", [0, 2])
+def test_replays_behind_drafts_that_were_not_kept_write_to_no_page_of_others(monkeypatch, came):
+    """Where fewer tokens came than were reserved the host does not know where the next one goes."""
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=30)
+    one = cache[0]
+    one.append(k[:1, :16], v[:1, :16])
+    cache.share(0, 1)
+    of_other = as_it_lies(cache, 1)
+
+    def replay(n):
+        with monkeypatch.context() as patch:
+            capture(patch)
+            one.append(k[:1, 20 : 20 + n], v[:1, 20 : 20 + n])
+
+    one.reserve(4)
+    replay(came)
+    one.keep(torch.zeros(1, 0, dtype=torch.int64), came + 3)
+    replay(1)
+    assert cache.lengths.tolist() == [14, 16, 0]
+    assert all(torch.equal(*x) for x in zip(of_other, as_it_lies(cache, 1)))
+    for found, x in zip(as_it_lies(cache, 0), (k, v)):
+        assert torch.equal(found, x[0, [*range(13), 20]].contiguous().view(torch.uint8))
+    cache.truncate(cache.lengths)
+    assert_no_leak(cache)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_copies_of_pages_that_fail_leave_them_to_all(monkeypatch, error):
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=12)
+    cache[0].append(k[:1, :15], v[:1, :15])
+    cache.share(0, 1)
+    before, free = cache.page_table.clone(), list(cache._free)
+    make_own = sat.KVCache._to_device
+    for good in range(6):  # a page behind each entry's own, and the four numbers of copies
+        done = []
+
+        def fail(*arguments):
+            done.append(1)
+            if len(done) > good:
+                raise error
+            return make_own(*arguments)
+
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(sat.KVCache, "_to_device", fail)
+            cache[:2].append(k[:2, 20:24], v[:2, 20:24])
+        assert torch.equal(cache.page_table, before) and cache._free == free
+        assert cache.lengths.tolist() == cache._tokens.tolist() == [15, 15, 0]
+        assert_no_leak(cache)
+    cache[:2].append(k[:2, 20:24], v[:2, 20:24])
+    assert cache.lengths.tolist() == [19, 19, 0]
+    assert_no_leak(cache)
+
+
+def test_sharing_that_is_refused_or_nothing():
+    _, k, v = operands()
+    own = make_cache(k, v, page_size=4)
+    cache = make_cache(k, v, page_size=4, pages=40)
+    cache[:2].append(k[:2, :30], v[:2, :30])
+    cache[1].forget(7, 22)
+    before = [x.clone() for x in (cache.page_table, cache.lengths)]
+    for error, argument, call in [
+        (sa.ArgumentError, "pages", lambda: own.share(0, 1)),
+        (sa.ArgumentError, "pages", lambda: own.reorder([0, 1, 2])),
+        (sa.ArgumentError, "source", lambda: cache.share(3, 2)),
+        (sa.ArgumentError, "source", lambda: cache[:1].share(1, 0)),
+        (sa.ArgumentError, "into", lambda: cache.share(0, -1)),
+        (sa.ArgumentError, "into", lambda: cache.share(0, 1)),
+        (sa.ArgumentError, "into", lambda: cache.share(0, 0)),
+        (sa.ArgumentError, "tokens", lambda: cache.share(0, 2, 31)),
+        (sa.ArgumentError, "tokens", lambda: cache.share(0, 2, -1)),
+        (sa.ArgumentError, "tokens", lambda: cache.share(1, 2, 9)),
+        (sa.DTypeError, "source", lambda: cache.share("0", 2)),
+        (sa.DTypeError, "into", lambda: cache.share(0, None)),
+        (sa.DTypeError, "tokens", lambda: cache.share(0, 2, 4.0)),
+        (sa.ArgumentError, "parents", lambda: cache.reorder([0, 1, 3])),
+        (sa.ArgumentError, "parents", lambda: cache.reorder(torch.tensor([-1, 0, 0]))),
+        (sa.ShapeError, "parents", lambda: cache.reorder([0, 1])),
+        (sa.ShapeError, "parents", lambda: cache.reorder(0)),
+        (sa.DTypeError, "parents", lambda: cache.reorder([0.0, 1.0, 2.0])),
+    ]:
+        with pytest.raises(error) as raised:
+            call()
+        assert raised.value.argument == argument, raised.value
+        assert all(torch.equal(*x) for x in zip(before, (cache.page_table, cache.lengths)))
+    cache.reorder(np.arange(3, dtype=np.uint8))
+    cache.share(2, 2)
+    cache.share(0, 2, 0)
+    assert all(torch.equal(*x) for x in zip(before, (cache.page_table, cache.lengths)))
+    cache.share(1, 2, 8)  # up to what was forgotten
+    cache[2].append(k[:1, 8:9], v[:1, 8:9])
+    assert cache.lengths.tolist() == [30, 30, 9]
+    assert_no_leak(cache)
+    cache.reorder([0, 2, 1])
+    with pytest.raises(sa.ArgumentError, match="lengths is 9 for entry 2, which forgot its tokens 8 up to 20"):
+        cache.truncate(9)
+    cache.truncate([9, 9, 8])
+    assert_no_leak(cache)
+    nobody = sat.KVCache(0, 0, 2, 8, pages=0)
+    nobody.reorder([])
 
 
 # ---- trees of drafts ----
@@ -886,6 +1218,24 @@ def test_drafts_that_were_reserved_and_never_came_are_not_kept(monkeypatch, page
         capture(patch)
         cache.keep(nodes, 12, torch.tensor([0, 1, 0], dtype=torch.int32))
     assert cache.lengths.tolist() == [0, 1, 0]
+
+
+def test_drafts_of_replays_are_kept_behind_what_was_forgotten(monkeypatch):
+    """Where the host has to know that replays brought more tokens than it has seen come."""
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=40)
+    cache.append(k[:, :10], v[:, :10])
+    for begin in (10, 20):
+        cache.reserve(10)
+        with monkeypatch.context() as patch:
+            capture(patch)
+            cache.append(k[:, begin : begin + 10], v[:, begin : begin + 10])
+    cache.forget(2, 24)
+    cache.keep(torch.tensor([[1, 2]] * BATCH), 3)
+    assert cache.lengths.tolist() == cache._tokens.tolist() == [29] * BATCH
+    assert torch.equal(cache.k[cache.page_table[:, 7].long(), 0], k[:, 29])
+    with pytest.raises(sa.ArgumentError, match="argument tokens is 6 for entry 0; accepted: up to 5"):
+        cache.keep(torch.tensor([[1, 2]] * BATCH), 6)
 
 
 @pytest.mark.parametrize("pages", [None, 30])
@@ -1457,6 +1807,24 @@ def test_copies_of_a_cache_and_its_parts_are_one_cache(order, make_copy, pages):
     assert cache.lengths.tolist() == [10] * BATCH
 
 
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, pickled, saved])
+def test_copies_share_pages_as_their_caches_do(make_copy):
+    _, k, v = operands()
+    cache = make_cache(k, v, page_size=4, pages=12)
+    cache[0].append(k[:1, :14], v[:1, :14])
+    cache.share(0, 1)
+    other, part = make_copy([cache, cache[1]])
+    part.append(k[1:2, 14:18], v[1:2, 14:18])
+    assert len(cache._free) == 8 and cache.lengths.tolist() == [14, 14, 0]
+    assert len(other._free) == 6 and other.lengths.tolist() == [14, 18, 0]
+    for entry, n in ((0, 14), (1, 14)):
+        assert all(torch.equal(one, two[:n]) for one, two in zip(as_it_lies(cache, entry), as_it_lies(other, entry)))
+    for each in (cache, other):
+        assert_no_leak(each)
+        each.reset()
+        assert sorted(each._free) == list(range(12))
+
+
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, saved_and_loaded])
 @pytest.mark.parametrize("cache_dtype", [None, torch.float8_e4m3fn])
 def test_copies_are_of_use_inside_of_inference_mode_and_outside(make_copy, cache_dtype):
@@ -1494,6 +1862,7 @@ def test_compiled_code_goes_on_around_it():
         cache.append(2 * k, v)
         out = sat.decode(q + 0, cache, STREAMING)
         cache.forget(2, (cache.lengths - 9).clamp(0))
+        cache.reorder([0, 1, 2])
         return out + 1
 
     found = [step(*(x[:, n : n + 3] for x in (q, k, v))) for n in range(0, SEQ, 3)]

@@ -95,8 +95,8 @@ class KVCache:
     replay appends and attends behind the lengths of that moment. The host takes no part in a replay: call reserve
     before each one, with the number of tokens that it appends. Nothing else here may be captured.
 
-    One thread at a time, one stream after the other. torch.compile leaves append, decode, forget and keep as they are:
-    its graphs end before them and begin again behind.
+    One thread at a time, one stream after the other. torch.compile leaves append, decode, forget, keep, share and
+    reorder as they are: its graphs end before them and begin again behind.
 
     Raises ArgumentError, DTypeError, ShapeError: .argument names what was wrong.
     """
@@ -152,13 +152,15 @@ class KVCache:
             if not self._is_shared:
                 self.page_table.copy_(torch.arange(pages, dtype=torch.int32, device=device).view(batch, most))
         # The host's view: tokens that may have come, how many of these reserve counted, tokens that there is room for,
-        # where the last ones that it forgot end, and the page table of a cache whose pages are shared.
+        # where the last ones that it forgot end, and the page table of a cache whose pages are shared. Then the pages
+        # that nobody has, and how many entries beside the first have each of the others.
         self._tokens = np.zeros(batch, np.int64)
         self._reserved = np.zeros(batch, np.int64)
         self._room = np.full(batch, 0 if self._is_shared else self.capacity)
         self._forgotten = np.zeros(batch, np.int64)
         self._held = np.full((batch, most if self._is_shared else 0), -1, np.int32)
         self._free = list(range(pages))[::-1] if self._is_shared else []
+        self._others = np.zeros(pages if self._is_shared else 0, np.int32)
         self._entries = range(batch)  # of the cache that this is a part of
         self._counts_read: list[Any] = []  # the last tensor of counts that an append read, noted, and its numbers
         self._whole = _Whole(self)  # what its parts have in common with it
@@ -219,7 +221,7 @@ class KVCache:
                 and waits for the device that it lies on; in a capture the device alone reads it, anew with each replay
 
         Raises ArgumentError where an entry has no room for so many, ResourceError where too few pages are free. With
-        whatever it raises, as at Ctrl-C, all of the tokens have come, or none has, and the cache is as it was.
+        whatever it raises, as at Ctrl-C, all of the tokens have come, or none has, and the cache has those of before.
         """
         outside_of_graphs(self._append, k, v, counts)
 
@@ -292,11 +294,49 @@ class KVCache:
         device alone reads them, anew with each replay, but for tokens that are one integer; after a replay
         truncate(cache.lengths) tells the host what is left, and gives back pages.
 
-        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more. Tokens
-        that were reserved count where a replay has brought them: the host waits for the device where it must know that.
-        In a capture nobody can say no: an entry with fewer tokens loses all that it has, and keeps its nodes.
+        Raises ArgumentError where an entry has not so many tokens behind what it forgot, or is to keep more, and
+        ResourceError as append. Tokens that were reserved count where a replay has brought them: the host waits for the
+        device where it must know that. In a capture nobody can say no: an entry with fewer tokens loses all that it
+        has, and keeps its nodes. Nor does anybody copy a page that several entries have: let replays keep tokens that
+        came after the last share and reorder.
         """
         outside_of_graphs(self._keep, nodes, tokens, counts)
+
+    def share(self, source: int, into: int, tokens: int | None = None) -> None:
+        """Begins an entry without tokens with the first tokens of another one, in the same pages.
+
+            cache[0].append(k, v)                       # a prompt that several texts begin with
+            cache.share(0, 1)                           # costs no page until entry 1, or 0, goes on
+
+        source  the entry that has the tokens, and keeps them
+        into    the entry that gets them, too
+        tokens  how many, from the first on; None: all that have come
+
+        Both then go on by themselves. What would be written into a page that several entries have, as behind a prompt
+        that ends amid one, goes into a copy of it, for which append, reserve and keep take a page. Pages are given back
+        when the last entry lets go of them. What source forgot is forgotten in both.
+
+        Where tokens were reserved, the host waits for the device, to know which of these have come.
+
+        Raises ArgumentError for an entry that is none, an into that has tokens, more tokens than source has, a number
+        that ends amid pages that forget gave back, and a cache without pages=. Raises CudaError in a capture.
+        """
+        outside_of_graphs(self._share, source, into, tokens)
+
+    def reorder(self, parents: Sequence[int] | torch.Tensor) -> None:
+        """Makes each entry what another one was, as a beam search does when it has chosen how its texts go on.
+
+            cache.reorder([2, 0, 2, 3])                 # entries 0 and 2 go on from 2, entry 1 from 0
+
+        parents  integers [batch]: which entry each one was. Those that are named several times share pages, as share
+                 says; those of an entry that is not named are given back
+
+        It needs no free page. The host reads a tensor, and waits for the device that it lies on, and where tokens were
+        reserved for that of the cache. Reserved tokens that have not come are forgotten: reserve after it.
+
+        Raises ArgumentError for a parent that is no entry, and for a cache without pages=, CudaError in a capture.
+        """
+        outside_of_graphs(self._reorder, parents)
 
     def reset(self) -> None:
         """Forgets all tokens, and gives back their pages. Raises CudaError in a capture."""
@@ -373,21 +413,102 @@ class KVCache:
         most = nodes.shape[1]
         drafts = self._read_numbers(tokens, "tokens")
         kept = self._read_numbers(most if counts is None else counts, "counts", most)
-        if (drafts > self._tokens - self._reserved).any():
-            there = self.lengths.cpu().numpy()
-            np.maximum(self._tokens - there, 0, out=self._reserved)
+        if (drafts > self._tokens - self._reserved - self._forgotten).any():
+            self._read_reserved()
         have_come = self._tokens - self._reserved
         for name, numbers, limit in (("tokens", drafts, have_come - self._forgotten), ("counts", kept, drafts)):
             if (numbers > limit).any():
                 entry = int(np.argmax(numbers > limit))
                 message = f"argument {name} is {numbers[entry]} for entry {entry}; accepted: up to {limit[entry]}"
                 raise ArgumentError(message, "SPATTN_E_RANGE", name)
+        begins = have_come - drafts
+        # Behind what is kept, replays may write tokens that are reserved already.
+        shared = self._shared_places(begins, begins + kept + self._reserved)
+        self._require_free(len(shared))
+        self._make_own(shared)
         tokens = tokens if self._lies_there(tokens) else self._to_device(drafts)
         if counts is not None:
             counts = counts if self._lies_there(counts) else self._to_device(kept)
         self._move(nodes, tokens, counts)
         self._tokens += kept - drafts
         self._give_back()
+
+    def _share(self, source: Any, into: Any, tokens: Any) -> None:
+        self._refuse_for_sharing("share")
+        source, into = (_size(name, x, 0, self.batch - 1) for name, x in (("source", source), ("into", into)))
+        if self._tokens[into]:
+            message = f"argument into is {into}, an entry of {self._tokens[into]} tokens; accepted: one without tokens"
+            raise ArgumentError(message, "SPATTN_E_STATE", "into")
+        if self._reserved[source]:
+            self._read_reserved()
+        have_come = int(self._tokens[source] - self._reserved[source])
+        tokens = have_come if tokens is None else _size("tokens", tokens, 0, have_come)
+        lengths = self._tokens.copy()
+        lengths[source] = tokens
+        self._refuse_forgotten(lengths, "tokens")
+        self._become(np.array([into]), np.array([source]))
+        self[into].truncate(tokens)
+
+    def _reorder(self, parents: Any) -> None:
+        self._refuse_for_sharing("reorder")
+        sources = self._read_numbers(parents, "parents", self.batch - 1, may_be_one=False)
+        if self._reserved.any():
+            self.truncate(self.lengths)
+            self._reserved[:] = 0
+        moved = np.flatnonzero(sources != np.arange(self.batch))
+        if len(moved):
+            self._become(moved, sources[moved])
+
+    def _become(self, entries: NDArray[np.int64], sources: NDArray[np.int64]) -> None:
+        """Makes these entries what others are, in the same pages."""
+        into, of = (self._to_device(x).long() for x in (entries, sources))
+        most = self._room.max() // self.page_size
+        held, table = self._held[:, :most], self.page_table[:, :most]
+        rows, lengths = table[of], self.lengths[of]
+        before, after = held[entries], held[sources]
+        is_other = before != after
+        np.add.at(self._others, after[is_other & (after >= 0)], 1)  # first, so that none of these is ever free
+        for numbers in (held, self._tokens, self._reserved, self._room, self._forgotten):
+            numbers[entries] = numbers[sources]
+        for pages, is_lost in zip(before, is_other & (before >= 0)):
+            self._let_go(pages[is_lost])
+        table[into], self.lengths[into] = rows, lengths
+
+    def _shared_places(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Which places of which entries need copies of their pages before these tokens of each entry are written: those
+        whose pages others have, too. Where all that have a page write, the last one may do so in the page itself."""
+        if not self._is_shared:
+            return []
+        first = begins // self.page_size
+        count = np.where(begins < ends, -(-ends // self.page_size) - first, 0)
+        entries = np.repeat(np.arange(self.batch), count)
+        places = np.arange(len(entries)) + np.repeat(first + count - count.cumsum(), count)
+        pages = self._held[entries, places]
+        found: list[tuple[int, int]] = []
+        others: dict[int, int] = {}
+        for at in np.flatnonzero(self._others[pages]).tolist():
+            page = int(pages[at])
+            left = others.get(page, int(self._others[page]))
+            if left:
+                others[page] = left - 1
+                found.append((int(entries[at]), int(places[at])))
+        return found
+
+    def _make_own(self, shared: list[tuple[int, int]]) -> None:
+        """Gives entries copies of the pages in these places, in pages that are known to be free."""
+        if not shared:
+            return
+        entries, places = np.array(shared).T
+        pages, own = self._held[entries, places], np.array(self._free[: -len(shared) - 1 : -1])
+        into, at, read, written = (self._to_device(x).long() for x in (entries, places, pages, own))
+        for pool in (self.k, self.v, self.k_scales, self.v_scales):
+            if pool is not None:
+                raw = pool.view(torch.uint8) if pool.dtype == torch.float8_e4m3fn else pool
+                raw[written] = raw[read]
+        self.page_table[into, at] = written.int()
+        del self._free[-len(shared) :]
+        self._held[entries, places] = own
+        np.subtract.at(self._others, pages, 1)
 
     def _give_back(self) -> None:
         """Of the pages of each entry those behind its tokens, where pages are shared; the last that were taken first,
@@ -408,10 +529,20 @@ class KVCache:
         pages = held[held >= 0]
         if len(pages):  # else those places were forgotten before
             held[:] = -1  # first, so that no page is ever both
-            self._free += pages[::-1].tolist()
+            self._let_go(pages)
             self.page_table[entry, begin:end] = -1
 
-    def _refuse_forgotten(self, lengths: NDArray[np.int64]) -> None:
+    def _let_go(self, pages: NDArray[np.int32]) -> None:
+        """One entry had these pages, and has them no more: those that no other one has are free."""
+        stay = self._others[pages] > 0
+        self._others[pages[stay]] -= 1
+        self._free += pages[~stay][::-1].tolist()
+
+    def _read_reserved(self) -> None:
+        """Finds out how many of the tokens that were reserved have come, for which the host waits."""
+        np.maximum(self._tokens - self.lengths.cpu().numpy(), 0, out=self._reserved)
+
+    def _refuse_forgotten(self, lengths: NDArray[np.int64], name: str = "lengths") -> None:
         """Raises ArgumentError where an entry's last token would be a forgotten one, and the next one as well."""
         for entry in np.flatnonzero(lengths < self._forgotten).tolist():
             there, length = np.flatnonzero(self._held[entry] >= 0), int(lengths[entry])
@@ -419,9 +550,9 @@ class KVCache:
             begin = (there[behind - 1] + 1) * self.page_size if behind else 0
             end = there[behind] * self.page_size if behind < len(there) else self._forgotten[entry]
             if begin < length < end:
-                message = f"argument lengths is {length} for entry {entry}, which forgot its tokens {begin} up to {end}"
+                message = f"argument {name} is {length} for entry {entry}, which forgot its tokens {begin} up to {end}"
                 message += f"; accepted: up to {begin}, or {end} and more"
-                raise ArgumentError(message, "SPATTN_E_RANGE", "lengths")
+                raise ArgumentError(message, "SPATTN_E_RANGE", name)
 
     def _reserve(self, more: Any) -> None:
         self._refuse_capture("reserve")
@@ -431,12 +562,10 @@ class KVCache:
             message = f"entry {entry} would have {after[entry]} tokens; accepted: up to its capacity, {self.capacity}"
             raise ArgumentError(message, "SPATTN_E_RANGE", "capacity")
         short = np.flatnonzero(after > self._room)
-        if len(short):
+        shared = self._shared_places(self._tokens, np.minimum(after, self._room))
+        if len(short) or shared:
             wanted = -(-(after - self._room)[short] // self.page_size)
-            if wanted.sum() > len(self._free):
-                message = f"{wanted.sum()} more pages are needed, and {len(self._free)} of {self.pages} are free"
-                message += "; accepted: caches of more pages, or pages given back by free() or forget()"
-                raise ResourceError(message, "SPATTN_E_RESOURCE", "pages")
+            self._require_free(int(wanted.sum()) + len(shared))
             try:
                 for entry, count in zip(short.tolist(), wanted.tolist()):
                     begin = self._room[entry] // self.page_size
@@ -444,10 +573,17 @@ class KVCache:
                     self._held[entry, places] = [self._free.pop() for _ in range(count)]
                     self._room[entry] += count * self.page_size
                     self.page_table[entry, places] = self._to_device(self._held[entry, places])
+                self._make_own(shared)
             except BaseException:
                 self._give_back()
                 raise
         self._tokens[:] = after
+
+    def _require_free(self, pages: int) -> None:
+        if pages > len(self._free):
+            message = f"{pages} more pages are needed, and {len(self._free)} of {self.pages} are free"
+            message += "; accepted: caches of more pages, or pages given back by free() or forget()"
+            raise ResourceError(message, "SPATTN_E_RESOURCE", "pages")
 
     def _read_numbers(
         self, given: Any, name: str, most: int | None = None, *, may_be_one: bool = True
@@ -469,8 +605,9 @@ class KVCache:
             accepted = "0 or more" if most is None else f"0 to {most}"
             message = f"argument {name} is {read.min()} to {read.max()}; accepted: {accepted}"
             raise ArgumentError(message, "SPATTN_E_RANGE", name)
-        # More than any entry has room for, and sums of them are still integers of 64 bits.
-        return np.broadcast_to(np.minimum(read, 1 << 62) if read.size else read, self.batch).astype(np.int64)
+        if read.size:  # to what is more than any entry has room for, and sums of them are still integers of 64 bits
+            read = np.minimum(read, min(1 << 62, np.iinfo(read.dtype).max))
+        return np.broadcast_to(read, self.batch).astype(np.int64)
 
     def _read_counts(self, counts: Any, n: int, is_ragged: bool) -> NDArray[np.int64]:
         """[batch], of n tokens of each entry, or of all."""
@@ -514,6 +651,12 @@ class KVCache:
         if is_capturing(self.k.device):
             message = f"{what} is called while a graph is captured, in whose replays the host takes no part"
             raise CudaError(f"{message}; accepted: append, decode and keep", "SPATTN_E_CAPTURE")
+
+    def _refuse_for_sharing(self, what: str) -> None:
+        self._refuse_capture(what)
+        if not self._is_shared:
+            message = "argument pages is None, and each entry has its own for good"
+            raise ArgumentError(f"{message}; accepted with {what}: a number", "SPATTN_E_ARGUMENT", "pages")
 
     def _check(self, name: str, x: Any, pool: torch.Tensor) -> None:
         require_memory(x, name)
@@ -602,7 +745,7 @@ class _Whole:
 
 
 _ROWS = ("page_table", "lengths", "_tokens", "_reserved", "_room", "_forgotten", "_held")
-_SHARED = ("k", "v", "k_scales", "v_scales", "_free", "_counts_read")
+_SHARED = ("k", "v", "k_scales", "v_scales", "_free", "_others", "_counts_read")
 
 
 def _writable(x: Any) -> Any:
