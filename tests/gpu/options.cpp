@@ -298,15 +298,19 @@ void demand_same(const Case& c, const Run& before, const Run& after) {
 }  // namespace
 
 // Unions that run in pieces: two and three of them, classes of both pieces, queries that stand in listed tiles and
-// split rows, rows that a piece or all leave empty, documents. So many tokens and heads that pieces are chosen.
+// split rows, rows that a piece or all leave empty, documents, heads that are in one piece or the other. So many tokens
+// and heads that pieces are chosen.
 TEST(pieces_by_tensor_cores) {
     NEEDS_GPU();
     if (rows_here("sm90_", "_block_forward_").empty()) return check::skip("no Hopper");
-    const char* const unions[] = {"causal & (window(16,0) | strided(64) | strided(81))",
+    const std::string of_heads = heads_for_pieces() == 8 ? "[0,1,1,0,1,0,0,1]" : "[0,1]",
+                      by_head = "per_head(" + of_heads + ", window(30,30), dilated(1500,1500,60))";
+    const std::string unions[] = {"causal & (window(16,0) | strided(64) | strided(81))",
                                   "(window(30,9) | strided(80)) - sink(90)",
                                   "documents(0,1900) & (window(40,0) | strided(40))",
                                   "strided(48) | strided(65)",
-                                  "dilated(1500,1500,64) | window(9,9) | global_tokens(0,131,357)"};
+                                  "dilated(1500,1500,64) | window(9,9) | global_tokens(0,131,357)",
+                                  by_head};
     struct Row {
         const char* tile;
         int64_t head_dim, head_dim_v;  // all columns of its tiles, or some
@@ -315,15 +319,16 @@ TEST(pieces_by_tensor_cores) {
                             {"d128_v128_128x64", 128, 72}, {"d128_v128_64x64", 104, 128}, {"d128_v128_64x64", 128, 40}};
     std::vector<Wanted> all;
     int n = 96;  // the fifth is one of 101
-    for (const char* pattern : unions)
+    for (const std::string& pattern : unions)
         for (const Row& row : rows) {
             if (!is_wanted(++n)) continue;
             const Kind& kind = kinds[1 + n % 2];
-            Case c = case_of(kind, pattern);
+            Case c = case_of(kind, pattern.c_str());
             c.seq_q = c.seq_k = 4001, c.head_dim = row.head_dim, c.head_dim_v = row.head_dim_v;
             c.heads_q = heads_for_pieces(), c.heads_kv = c.heads_q / (1 + n % 2);
             c.axes = n % 3 ? SPATTN_BSHD : SPATTN_BHSD, c.padding = n % 4 ? 0 : 8, c.shift = n % 7 ? 0 : 1;
-            c.sinks = n % 3 == 1, c.softcap = n % 5 == 1 ? 1.5 : 0, c.backward = n % 4 == 1;
+            c.sinks = n % 3 == 1, c.softcap = n % 5 == 1 ? 1.5 : 0;
+            c.backward = n % 4 == 1 || pattern == by_head;
             const std::string dtype = std::string(kind.name) + "_";
             const char* const backward = row.head_dim <= 64 && row.head_dim_v <= 64 ? "d64_v64" : "d128_v128";
             all.push_back({"sm90_block_forward_" + dtype + row.tile + ",sm90_block_backward_apart_" + dtype + backward +
