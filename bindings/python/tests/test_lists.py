@@ -210,7 +210,7 @@ def test_topk_is_traced():
     assert dq.shape == q.shape and not dscores.any()
     assert sorted(sa.topk(jax.numpy.asarray([2, -np.inf, 1], "bfloat16"), 3).tolist()) == [-1, 0, 2]
     with pytest.raises(sa.DTypeError, match="scores is int32"):
-        sa.topk(jax.numpy.arange(4), 2)
+        sa.topk(jax.numpy.arange(4, dtype="int32"), 2)
 
 
 def test_topk_is_compiled():
