@@ -911,6 +911,18 @@ def test_replays_behind_drafts_that_were_not_kept_write_to_no_page_of_others(mon
     assert_no_leak(cache)
 
 
+def failing(call, good, error, done):
+    """The call, which works so many times and then raises; each time adds to `done`."""
+
+    def counted(*arguments):
+        done.append(1)
+        if len(done) > good:
+            raise error
+        return call(*arguments)
+
+    return counted
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_copies_of_pages_that_fail_leave_them_to_all(monkeypatch, error):
     _, k, v = operands()
@@ -918,18 +930,9 @@ def test_copies_of_pages_that_fail_leave_them_to_all(monkeypatch, error):
     cache[0].append(k[:1, :15], v[:1, :15])
     cache.share(0, 1)
     before, free = cache.page_table.clone(), list(cache._free)
-    make_own = sat.KVCache._to_device
     for good in range(6):  # a page behind each entry's own, and the four numbers of copies
-        done = []
-
-        def fail(*arguments):
-            done.append(1)
-            if len(done) > good:
-                raise error
-            return make_own(*arguments)
-
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(sat.KVCache, "_to_device", fail)
+            patch.setattr(sat.KVCache, "_to_device", failing(sat.KVCache._to_device, good, error, []))
             cache[:2].append(k[:2, 20:24], v[:2, 20:24])
         assert torch.equal(cache.page_table, before) and cache._free == free
         assert cache.lengths.tolist() == cache._tokens.tolist() == [15, 15, 0]
@@ -1495,16 +1498,9 @@ def test_an_append_that_fails_leaves_a_cache_as_it_was(monkeypatch, error):
         ("append", "_put", 0),
         *[("reserve", "_to_device", good) for good in range(3)],
     ]:
-        done, made = [], getattr(sat.KVCache, function)
-
-        def fail(*arguments):
-            done.append(1)
-            if len(done) > good:
-                raise error
-            return made(*arguments)
-
+        done = []
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(sat.KVCache, function, fail)
+            patch.setattr(sat.KVCache, function, failing(getattr(sat.KVCache, function), good, error, done))
             calls[name]()
         assert len(done) == good + 1 and cache._free == free
         assert sorted(pages_of(cache) + free) == list(range(36))
