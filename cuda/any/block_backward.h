@@ -5,7 +5,7 @@
 #include "any/mask_order.h"
 #include "any/shape.h"
 #include "core/math.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "any/element.cuh"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/float8.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "tile/dtype.cuh"
 
 namespace spattn::any {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

@@ -5,7 +5,7 @@
 #include "any/block_backward.h"
 #include "any/gather_lists.h"
 #include "core/math.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

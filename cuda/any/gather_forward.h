@@ -2,7 +2,7 @@
 // Plain CUDA over lists of keys, the plan's or a call's, for every dtype, head_dim and stride.
 #pragma once
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "any/key_sums.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

@@ -6,7 +6,7 @@
 
 #include "any/block_backward.h"
 #include "core/math.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

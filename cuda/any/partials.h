@@ -3,7 +3,7 @@
 #pragma once
 
 #include "any/shape.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

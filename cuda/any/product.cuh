@@ -10,7 +10,7 @@
 
 #include "any/element.cuh"
 #include "any/shape.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::any {
 

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::runtime {
 

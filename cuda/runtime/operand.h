@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::runtime {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "sm80/column_split.h"
 #include "sm80/split.h"
 

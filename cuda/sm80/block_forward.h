@@ -2,7 +2,7 @@
 // What the host may know of the sm80 block forward kernels.
 #pragma once
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "sm80/column_split.h"
 #include "sm80/split.h"
 

@@ -2,7 +2,7 @@
 // What the host may know of the sm80 gather backward kernels.
 #pragma once
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::sm80 {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "any/block_backward.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::sm90 {
 

@@ -2,7 +2,7 @@
 // What the host may know of the sm90 block backward that adds dq in the order of keys.
 #pragma once
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::sm90 {
 

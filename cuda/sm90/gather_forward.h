@@ -3,7 +3,7 @@
 #pragma once
 
 #include "any/list_shares.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::sm90 {
 

@@ -9,7 +9,7 @@
 #include "any/gather_tile.cuh"
 #include "any/key_gradients.h"
 #include "any/key_sums.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn::sm90 {
 

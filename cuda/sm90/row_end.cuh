@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "layout/view.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "ptx/convert.cuh"
 
 namespace spattn::sm90 {

@@ -8,7 +8,7 @@
 
 #include "core/overlap.h"
 #include "core/tensor.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn {
 

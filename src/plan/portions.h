@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "pattern/pattern.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 
 namespace spattn {
 

@@ -3,7 +3,7 @@
 inside another has a row of its own where its files may include more or less than those of the floor around it."""
 import re
 
-ARCH = {"tile", "ptx", "runtime", "plan/kernel.h", "plan/cache.h", "plan/call_lists.h",
+ARCH = {"tile", "ptx", "runtime", "plan/call.h", "plan/kernel.h", "plan/cache.h", "plan/call_lists.h",
         "plan/dispatch.h", "plan/exchange.h", "plan/float8.h", "layout/view.h", "core"}
 MAY_INCLUDE = {
     "src": {
@@ -12,14 +12,14 @@ MAY_INCLUDE = {
         "layout": {"layout", "pattern", "core"},
         "layout/orders": {"layout/orders", "layout", "pattern", "core"},
         "plan": {"plan", "layout/orders", "layout", "pattern", "core"},
-        "cpu": {"cpu", "plan/kernel.h", "plan/backends.h", "plan/cache.h", "plan/call_lists.h", "plan/exchange.h",
-                "plan/float8.h", "layout/view.h", "core"},
+        "cpu": {"cpu", "plan/call.h", "plan/kernel.h", "plan/backends.h", "plan/cache.h", "plan/call_lists.h",
+                "plan/exchange.h", "plan/float8.h", "layout/view.h", "core"},
         "api": {"api", "plan", "layout", "pattern", "core"},
     },
     "cuda": {
         "ptx": {"ptx"},
         "tile": {"tile", "ptx", "core"},
-        "runtime": {"runtime", "plan/kernel.h", "layout/view.h", "core"},
+        "runtime": {"runtime", "plan/call.h", "layout/view.h", "core"},
         "layout": {"tile", "runtime", "layout/view.h", "core"},
         "any": {"any"} | ARCH,
         "sm80": {"sm80", "any"} | ARCH,  # any is the floor: what an arch does not do itself

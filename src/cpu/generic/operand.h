@@ -9,7 +9,7 @@
 #pragma once
 
 #include "core/float8.h"
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "cpu/generic/gemm.h"
 
 namespace spattn::cpu {

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "cpu/generic/log2.h"
 #include "cpu/generic/verbs.h"
 

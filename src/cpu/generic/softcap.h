@@ -7,7 +7,7 @@
 // series, so that tanh has it too. Three ulp of tanh in all.
 #pragma once
 
-#include "plan/kernel.h"
+#include "plan/call.h"
 #include "cpu/generic/log2.h"
 #include "cpu/generic/verbs.h"
 
