@@ -32,7 +32,7 @@
 
 namespace spattn::any {
 
-constexpr int row_threads = 128;
+constexpr int row_threads = 128, row_warps = row_threads / 32;
 
 // ---- rows: lse and delta ----
 // Each CTA has a few queries of one head, whose loads it asks for as soon as it knows where they stand.
@@ -367,34 +367,48 @@ __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
 }
 
 // ---- joins and sinks ----
-// A CTA sums the parts of one row, in their order.
+// A warp sums the parts of one row, in their order. It has four columns a lane on their way at once: what a part takes is
+// the time to fetch it, not to add it.
 template <Dtype D, bool ByKey>
 __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
     using Real = RealOf<D>;
+    constexpr int at_once = 4;
     const LayoutView& layout = params.layout;
-    const int block = ByKey ? layout.block_k : layout.block_q, place = int(blockIdx.x % unsigned(block));
-    const Join join = params.tasks.joins[blockIdx.x / unsigned(block)];
+    const unsigned block = unsigned(ByKey ? layout.block_k : layout.block_q);
+    const unsigned at = blockIdx.x * row_warps + threadIdx.x / 32;
+    if (at / block >= unsigned(params.tasks.num_joins)) return;
+    const int place = int(at % block);
+    const Join join = params.tasks.joins[at / block];
     if (!ByKey && join.row < repeating_tiles(layout.queries)) return;
-    const int token =
-        own_token_at(ByKey ? layout.keys : layout.queries, block, ByKey ? layout.seq_k : layout.seq_q, join.row, place);
+    const int token = own_token_at(ByKey ? layout.keys : layout.queries, int(block),
+                                   ByKey ? layout.seq_k : layout.seq_q, join.row, place);
     if (token == no_token) return;
     const int64_t heads = ByKey ? params.heads_kv : params.heads_q;
-    const int columns = ByKey ? params.head_dim + params.head_dim_v : params.head_dim;
-    const Real* parts = ByKey ? params.space.parts_key : params.space.parts_query;
-    const auto sum = [&](int column) {
-        Real x = 0;
-        for (int part = 0; part < join.parts; ++part)
-            x += parts[(size_t(join.first_part + part) * block + place) * columns + column];
-        return x;
-    };
+    const int of_keys = params.head_dim, of_values = ByKey ? params.head_dim_v : 0;
+    const int columns = of_keys + of_values, most = max(of_keys, of_values);
+    const Real* const parts = ByKey ? params.space.parts_key : params.space.parts_query;
     const int64_t batch = join.head / heads, head = join.head % heads;
-    const int most = ByKey ? max(params.head_dim, params.head_dim_v) : params.head_dim;
-    for (int column = threadIdx.x; column < most; column += row_threads)
-        if constexpr (ByKey)
-            Gradients<D>{params}.write_key(batch, head, token, column, column < params.head_dim ? sum(column) : 0,
-                                           column < params.head_dim_v ? sum(params.head_dim + column) : 0);
-        else
-            Gradients<D>{params}.write_query(batch, head, token, column, sum(column));
+    for (int first = int(threadIdx.x % 32); first < most; first += 32 * at_once) {
+        Real x[at_once] = {}, y[at_once] = {};  // of dk, or dq, and of dv
+        for (int part = 0; part < join.parts; ++part) {
+            const Real* const row = parts + (size_t(join.first_part + part) * block + unsigned(place)) * columns;
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                const int column = first + 32 * i;
+                if (column < of_keys) x[i] += row[column];
+                if (column < of_values) y[i] += row[of_keys + column];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const int column = first + 32 * i;
+            if (column >= most) break;
+            if constexpr (ByKey)
+                Gradients<D>{params}.write_key(batch, head, token, column, x[i], y[i]);
+            else
+                Gradients<D>{params}.write_query(batch, head, token, column, x[i]);
+        }
+    }
 }
 
 // A CTA has a head. Sums go through one tree, in double.
@@ -477,8 +491,8 @@ struct BackwardLaunch {
         if (!tasks.num_joins) return;
         const unsigned block = unsigned(ByKey ? args.layout.block_k : args.layout.block_q);
         params.tasks = tasks;
-        runtime::launch(join_kernel<D, ByKey>, {unsigned(tasks.num_joins) * block, unsigned(row_threads), 0},
-                        args.stream, params);
+        const unsigned ctas = (unsigned(tasks.num_joins) * block + row_warps - 1) / row_warps;
+        runtime::launch(join_kernel<D, ByKey>, {ctas, unsigned(row_threads), 0}, args.stream, params);
     }
 
     void sinks() const {
