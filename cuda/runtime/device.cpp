@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "plan/kernel.h"
 #include "runtime/driver.h"
 
 namespace spattn::runtime {

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
-#include "plan/call.h"
+namespace spattn {
+struct Machine;  // plan/kernel.h
+}
 
 namespace spattn::runtime {
 

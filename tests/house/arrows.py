@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "cuda": {
         "ptx": {"ptx"},
         "tile": {"tile", "ptx", "core"},
-        "runtime": {"runtime", "plan/call.h", "layout/view.h", "core"},
+        "runtime": {"runtime", "plan/call.h", "plan/kernel.h", "layout/view.h", "core"},
         "layout": {"tile", "runtime", "layout/view.h", "core"},
         "any": {"any"} | ARCH,
         "sm80": {"sm80", "any"} | ARCH,  # any is the floor: what an arch does not do itself
