@@ -3,7 +3,9 @@
 // on any.
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -266,6 +268,18 @@ public:
         return sum * counted_ / members_;
     }
 
+    // How many rows have so many blocks, over all heads.
+    std::map<int64_t, int64_t> count_rows() {
+        std::map<int64_t, int64_t> rows;
+        for (int32_t head = 0; head < heads_; ++head)
+            for (int64_t blocks : of(head)) ++rows[blocks];
+        return rows;
+    }
+    // No row has more blocks.
+    int64_t longest() const {
+        return lengths_.empty() ? 0 : counted_ * int64_t(*std::max_element(lengths_.begin(), lengths_.end()));
+    }
+
     static constexpr int64_t no_task = -1;
 
 private:
@@ -309,21 +323,44 @@ int64_t parts_of(int64_t blocks, int64_t longest, const SchedulePolicy& policy) 
     return blocks > std::max(longest, policy.whole_rows) ? divide_up(blocks, longest) : 1;
 }
 
-int64_t count_tasks(Work& work, int64_t longest, const SchedulePolicy& policy) {
-    int64_t tasks = 0;
-    for (int32_t head = 0; head < work.heads(); ++head)
-        for (int64_t blocks : work.of(head)) tasks += parts_of(blocks, longest, policy);
-    return tasks;
+// The time of a walk whose rows are split into parts of at most so many blocks. Workers take the longest task that is
+// left; of the tasks that are as long as one, or longer, some worker has its share, rounded up.
+double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const SchedulePolicy& policy, int64_t workers) {
+    std::map<int64_t, int64_t, std::greater<>> tasks;
+    int64_t total = 0, parts_in_all = 0;
+    for (const auto& [blocks, count] : rows) {
+        if (blocks <= 0) continue;
+        const int64_t parts = parts_of(blocks, longest, policy), longer = blocks % parts;
+        if (longer) tasks[blocks / parts + 1] += count * longer;
+        tasks[blocks / parts] += count * (parts - longer);
+        total += count * blocks;
+        if (parts > 1) parts_in_all += count * parts;
+    }
+    int64_t busiest = divide_up(total, workers), met = 0;
+    for (const auto& [blocks, count] : tasks) {
+        met += count;
+        busiest = std::max(busiest, divide_up(met, workers) * blocks);
+    }
+    const double join = parts_in_all ? policy.join_us + double(parts_in_all) * policy.part_us : 0;
+    return double(busiest) * policy.block_us + join;
 }
 
-// The longest part of a row, for as many workers as the machine has. Parts of a few rows are somewhat longer than an
-// equal share where a task would else be left over when every worker has one.
+// The length of parts with which the walk takes the least time, the longest of several. Workers may have a few parts
+// each, which are then shorter than their share of the work.
 int64_t fit_machine(Work& work, const SchedulePolicy& policy, int64_t workers) {
-    const int64_t share = std::max(policy.longest_task, divide_up(work.total(), workers));
-    if (int64_t(work.heads()) * work.rows() > workers) return share;
-    for (int64_t longest = share; longest <= share + share / 2; longest += std::max<int64_t>(share / 16, 1))
-        if (count_tasks(work, longest, policy) <= workers) return longest;
-    return share;
+    constexpr int64_t most_each = 4, steps = 8;  // steps: from a length to half of it, about
+    const int64_t shortest = divide_up(work.total(), workers * most_each);
+    if (work.longest() <= std::max(shortest, policy.whole_rows)) return std::max<int64_t>(work.longest(), 1);
+    const std::map<int64_t, int64_t> rows = work.count_rows();
+    const int64_t whole = rows.rbegin()->first;
+    int64_t best = whole;
+    double least = walk_us(rows, whole, policy, workers);
+    for (int64_t longest = whole; longest > shortest;) {
+        longest = std::max(longest - divide_up(longest, steps), shortest);
+        const double us = walk_us(rows, longest, policy, workers);
+        if (us < least) best = longest, least = us;
+    }
+    return best;
 }
 
 Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
@@ -416,14 +453,17 @@ Schedule schedule_rounds(const Problem& problem, const LayoutView& layout, const
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes,
                        int32_t rounds) {
     SchedulePolicy policy = walk.policy;
-    policy.longest_task = int64_t(policy.longest_for(problem.batch * problem.heads_q * problem.seq_q));
-    const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
+    const bool by_key = walk.owner == Owner::keys;
+    const int64_t tokens = by_key ? problem.seq_k : problem.seq_q, block = by_key ? layout.block_k : layout.block_q;
+    policy.part_us *= double(std::min(tokens, block)) / double(block);
+    const int64_t workers =
+        policy.workers ? policy.workers : std::max(int64_t(lanes * policy.workers_of_lane), int64_t(1));
     if (rounds > 1) return schedule_rounds(problem, layout, walk, workers, rounds);
     Work work(problem, layout, walk);
     Schedule schedule =
         policy.equal_shares
             ? schedule_shares(work, policy, workers)
-            : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, policy, workers);
+            : schedule_rows(work, by_key ? layout.keys : layout.queries, policy, workers);
     schedule.tile_heads = walk.tile_heads;
     return schedule;
 }
