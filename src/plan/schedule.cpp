@@ -233,6 +233,7 @@ public:
           heads_(int32_t(problem.batch * problem.heads_q) / members_),
           is_first_(across.first == 0),
           lengths_(measure_lists(lists_, layout.head_kinds, across)) {
+        find_left(walk.owner);
         if (across.end != Across().end) everywhere_ = measure_lists(lists_, layout.head_kinds, {});
     }
 
@@ -249,9 +250,10 @@ public:
     }
 
     // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. no_task: the row has
-    // blocks in other rounds, or nowhere and this is not the first. Valid until the next.
+    // blocks in other rounds, or nowhere and this is not the first, or all of its tokens are away. Valid until the next.
     const std::vector<int64_t>& of(int32_t head) {
         sum_members(lengths_, head, of_row_);
+        for (int32_t row : left_) of_row_[size_t(row)] = no_task;
         if (everywhere_.empty()) return of_row_;
         sum_members(everywhere_, head, of_row_everywhere_);
         for (size_t row = 0; row < of_row_.size(); ++row)
@@ -283,6 +285,19 @@ public:
     static constexpr int64_t no_task = -1;
 
 private:
+    // Homes that all tokens have left.
+    void find_left(Owner owner) {
+        const AxisView& axis = owner == Owner::keys ? layout_.keys : layout_.queries;
+        if (!axis.away) return;
+        const int32_t block = owner == Owner::keys ? layout_.block_k : layout_.block_q, words = (block + 63) / 64;
+        const int64_t seq = owner == Owner::keys ? layout_.seq_k : layout_.seq_q;
+        for (int32_t row = axis.listed; row < rows(); ++row) {
+            int32_t away = 0;
+            for (int32_t w = 0; w < words; ++w) away += std::popcount(axis.away[int64_t(row - axis.listed) * words + w]);
+            if (away == tile_at(axis, block, seq, row).count) left_.push_back(row);
+        }
+    }
+
     void sum_members(const std::vector<int32_t>& lengths, int32_t head, std::vector<int64_t>& sums) const {
         sums.assign(size_t(rows()), 0);
         for (int32_t member = head * members_; member < head * members_ + counted_; ++member) {
@@ -298,6 +313,7 @@ private:
     const int32_t members_, counted_, heads_;
     const bool is_first_;  // of the rounds
     const std::vector<int32_t> lengths_;
+    std::vector<int32_t> left_;
     std::vector<int32_t> everywhere_;  // where there are several rounds
     std::vector<int64_t> of_row_, of_row_everywhere_;
 };
@@ -323,26 +339,26 @@ int64_t parts_of(int64_t blocks, int64_t longest, const SchedulePolicy& policy) 
     return blocks > std::max(longest, policy.whole_rows) ? divide_up(blocks, longest) : 1;
 }
 
-// The time of a walk whose rows are split into parts of at most so many blocks. Workers take the longest task that is
-// left; of the tasks that are as long as one, or longer, some worker has its share, rounded up.
+// The time of a walk whose rows are split into parts of at most so many blocks. A task waits about a block's time for
+// its first one. Workers take the longest task that is left; of the tasks that are as long as one, or longer, some worker
+// has its share, rounded up.
 double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const SchedulePolicy& policy, int64_t workers) {
     std::map<int64_t, int64_t, std::greater<>> tasks;
-    int64_t total = 0, parts_in_all = 0;
+    int64_t parts_in_all = 0;
     for (const auto& [blocks, count] : rows) {
         if (blocks <= 0) continue;
         const int64_t parts = parts_of(blocks, longest, policy), longer = blocks % parts;
         if (longer) tasks[blocks / parts + 1] += count * longer;
         tasks[blocks / parts] += count * (parts - longer);
-        total += count * blocks;
         if (parts > 1) parts_in_all += count * parts;
     }
-    int64_t busiest = divide_up(total, workers), met = 0;
+    int64_t busiest = 0, met = 0, total = 0;
     for (const auto& [blocks, count] : tasks) {
-        met += count;
-        busiest = std::max(busiest, divide_up(met, workers) * blocks);
+        met += count, total += count * (blocks + 1);
+        busiest = std::max(busiest, divide_up(met, workers) * (blocks + 1));
     }
     const double join = parts_in_all ? policy.join_us + double(parts_in_all) * policy.part_us : 0;
-    return double(busiest) * policy.block_us + join;
+    return double(std::max(busiest, divide_up(total, workers))) * policy.block_us + join;
 }
 
 // The length of parts with which the walk takes the least time, the longest of several. Workers may have a few parts
@@ -378,6 +394,7 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
         for (int32_t at = 0; at < work.rows(); ++at) {
             const int32_t row = in_turns ? row_in_turn(axis, at) : at;
             const int64_t blocks = lengths[size_t(row)];
+            if (blocks == Work::no_task) continue;
             if (blocks >= target) scheduler.close_queue();
             const int64_t parts = parts_of(blocks, longest, policy);
             for (int64_t part = 0; part < parts; ++part) {

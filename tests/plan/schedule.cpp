@@ -194,7 +194,7 @@ TEST(few_long_rows_are_cut_for_all_lanes) {
     CHECK(split > 100);
 }
 
-// Whole rows of 16 blocks take 16 us, three parts of each 6 us, if to put them together took no time.
+// Whole rows of 16 blocks take 17 us, three parts of each 7 us, if to put them together took no time.
 TEST(rows_are_split_where_that_takes_less_time) {
     const Extent e{1, 1, 64, 128, 0};
     const Layout layout = build_layout(*make_full(), e, 16, 8);
