@@ -17,57 +17,51 @@ inline double memory_us(double bytes, const Machine& machine, double reached) {
 inline double compute_us(double cycles, const Machine& machine) {
     return cycles / (machine.lanes * machine.clock) * 1e-3;
 }
-// A row is split where a processor would do more than its share with it, down to parts of 2,048 keys, or of 1,024 to
-// 128 where queries are few: parts have to be put together. Those of 256 made causal attention over 1,024 tokens take
-// 48 us, not 23. One query of 64 heads on 8 took 42 us over 8,192 keys in parts of 2,048, 34 in parts of 1,024 and 24 in
-// parts of 512; over 2,048 keys 24 in two parts and 16 in sixteen. Eight queries of 32 heads on 8 over 1,024 keys took
-// 21 us in whole rows and 24 in two parts (H200).
-inline SchedulePolicy forward_policy(int block_k, int ctas = 1) {
+// Cycles of a task, at the clock of an H200 that multiplies without pause.
+constexpr double cycles_us(double cycles) { return cycles / 1755; }
+// What a part of a row adds to a walk, which writes it and reads it again: us for so many floats.
+constexpr double part_us(double floats) { return 4.3e-6 * floats; }
+
+// Where tiles of so many rows are few, their rows of blocks are split. One head of causal attention over 4,096 tokens
+// took 28.6 us in parts of 2,048 keys and 18.7 in parts of 512, and in float32 two heads over 2,048 took 182 in whole
+// rows and 75 in parts of 256; but eight heads over 2,048 26 in whole rows and 31 in parts (H200).
+constexpr SchedulePolicy forward_policy(double block_us, int rows, int head_dim_v, double workers_of_lane = 1) {
     return {.workers = 0,
-            .workers_of_lane = ctas,
-            .longest_task = 2048 / block_k,
-            .whole_rows = 1024 / block_k,
-            .few_queries = 2048,
-            .longest_of_few = 1024 / block_k,
-            .least_of_few = 128 / block_k};
+            .workers_of_lane = workers_of_lane,
+            .block_us = block_us,
+            .join_us = 3,
+            .part_us = part_us(rows * head_dim_v)};
 }
+// The same backward, for parts of so many tokens with so many sums each; to join them is a kernel that does not begin
+// early. One head of causal attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56 in
+// parts of 512; eight of full attention over 1,024 took 37 in whole rows and 75 in parts (H200).
+constexpr SchedulePolicy backward_policy(double block_us, int tokens, int sums, double workers_of_lane = 1) {
+    return {.workers = 0,
+            .workers_of_lane = workers_of_lane,
+            .block_us = block_us,
+            .join_us = 6,
+            .part_us = part_us(tokens * sums)};
+}
+constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
 
-constexpr double combine_us = 3;  // of the kernel that joins parts forward, which begins early (H200)
-
-// What `cycles` of tiles forward come to, in all, where rows of blocks are fewer than processors, so that some may be
-// idle; and the time of the kernel that joins parts, if rows are split.
+// What `cycles` of tiles come to, in all, where rows of blocks are fewer than processors, so that some may be idle; and
+// what it takes to join parts, if rows are split.
 struct Spread {
     double cycles, join_us;
-    // Tiles of `heads` heads; CTAs an SM.
-    static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles, int block_k,
-                     int heads, int ctas) {
-        const SchedulePolicy policy = forward_policy(block_k, ctas);
-        const double rows = std::max(double(s.rows) / heads, 1.0), blocks = s.blocks / heads / rows;
-        const double longest_part = policy.longest_for(p.batch * p.heads_q * p.seq_q);
-        const bool is_split = blocks > double(policy.whole_rows) && !p.call_lists.at_run_time();
-        const double most = is_split ? std::max(blocks / longest_part, 1.0) : 1;
-        const double parts = std::clamp(ctas * machine.lanes / rows, 1.0, most), tasks = rows * parts;
+    // Of tiles of `heads` heads, with the policy by which their rows are split; filled: the share of a tile's rows that has
+    // tokens. The machine's lanes are so many SMs each as share a tile.
+    static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles,
+                     const SchedulePolicy& policy, double filled, int heads = 1, int tile_ctas = 1) {
+        const double rows = std::max(double(s.rows) / heads, 1.0), blocks = std::max(s.blocks / heads / rows, 1.0);
+        const double workers = policy.workers_of_lane * tile_ctas * machine.lanes;
+        const double parts = std::clamp(workers / rows, 1.0, blocks);
+        const double join = policy.join_us + rows * parts * policy.part_us * std::min(filled, 1.0);
+        const bool is_split = !p.call_lists.at_run_time() && blocks * (1 - 1 / parts) * policy.block_us > join;
         // Nothing else is done while a part waits for its first block.
-        const double longest = cycles / tasks + (parts > 1 ? cycles * heads / std::max(s.blocks, 1.0) : 0);
-        return {std::max(cycles, machine.lanes * longest), parts > 1 ? combine_us : 0};
+        const double longest = is_split ? cycles / rows * (1 / parts + 1 / blocks) : cycles / rows;
+        return {std::max(cycles, machine.lanes * longest), is_split ? join : 0};
     }
 };
-
-// The same backward, for walks over blocks of so many tokens. To put parts together takes a kernel of its own: rows of
-// up to 1,024 tokens stay whole, longer ones are split down to parts of 512. One head of causal attention over 4,096
-// tokens took 64 us in parts of 512, 70 in parts of 1,024 and 143 in whole rows; eight of full attention over 1,024
-// took 56 us in whole rows and 73 in parts of 512 (H200).
-constexpr int whole_backward_rows = 1024;
-inline SchedulePolicy backward_policy(int block) {
-    return {.workers = 0, .longest_task = 512 / block, .whole_rows = whole_backward_rows / block};
-}
-
-// What it takes to put parts together after a backward walk over blocks of so many tokens, where its rows are mostly
-// split: a kernel of 4 to 5 us and the gap before it (H200).
-inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
-    const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > whole_backward_rows * double(s.rows);
-    return is_split ? 6 : 0;
-}
 
 // Tasks of so many cycles that are never split: where they are few, processors are idle.
 inline double tasks_us(double tasks, double cycles, const Machine& machine) {

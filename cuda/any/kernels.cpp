@@ -38,7 +38,7 @@ struct Rate {
     double alone;                // times its share of a busy SM takes a task that has one to itself, at least
 };
 // What an SM does: float32 as causal at 4K does on an H200, the rest from that by estimate.
-double flops_per_cycle(Dtype dtype, int block) {
+constexpr double flops_per_cycle(Dtype dtype, int block) {
     const double rate = block >= 64 ? 72 : block == 32 ? 48 : 24;
     return dtype == Dtype::f64 ? rate / 3 : rate;
 }
@@ -49,6 +49,11 @@ Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const 
     const double tasks = double(std::max(s.rows, int64_t(1)));
     const double longest = rate.alone * machine.lanes * cycles / tasks;
     return {rate.launches + compute_us(std::max(cycles, longest), machine), "compute"};
+}
+// Of rows of 128 columns; those of others are split as these.
+template <int Block>
+constexpr double block_us(int products) {
+    return cycles_us(2.0 * products * 128 * Block * Block / flops_per_cycle(Dtype::f32, Block));
 }
 template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
@@ -151,7 +156,7 @@ Kernel block_forward(const char* name) {
             .block_q = Block,
             .block_k = Block,
             .mask_words = Block * Block / 64,
-            .walks = {{Owner::queries, {.workers = 0}}},
+            .walks = {{Owner::queries, forward_policy(block_us<Block>(2), Block, 128)}},
             .num_walks = 1,
             .runs_here = runs_here,
             .fits = fits<D>,
@@ -175,7 +180,8 @@ Kernel block_backward(const char* name) {
             .block_q = Block,
             .block_k = Block,
             .mask_words = Block * Block / 64,
-            .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
+            .walks = {{Owner::keys, backward_policy(block_us<Block>(4), Block, 256)},
+                      {Owner::queries, backward_policy(block_us<Block>(3), Block, 128)}},
             .num_walks = 2,
             .runs_here = runs_here,
             .fits = fits<D>,

@@ -56,28 +56,36 @@ const char* block_forward_fits(const Problem& p) {
 // smaller tiles are faster at head_dim 128: an SM has room for two of their CTAs, and for one of the larger tiles'.
 // Parts of columns are CTAs of their own, as if there were so many times the rows; those of head_dim 512 are read off
 // causal attention at 16K.
-template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
-Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
-    constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::ValueColumns::of_part;
-    constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
-    constexpr double flops_per_cycle = HeadDim > 256             ? 1300
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, bool Splits>
+struct ForwardCycles {
+    static constexpr int columns = HeadDim + BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::ValueColumns::of_part;
+    static constexpr double flops_per_cycle = HeadDim > 256             ? 1300
                                        : D != Dtype::f32         ? (BlockQ == 128 ? 1150 : 1050)
                                        : Splits && HeadDim > 128 ? 178
                                        : Splits                  ? (BlockQ == 128 || HeadDim > 64 ? 215 : 190)
                                        : HeadDim <= 64           ? (BlockQ == 128 ? 460 : 375)
                                                                  : (BlockQ == 128 ? 380 : 415);
-    constexpr double launch = 4;  // us
-    constexpr double products = 2.0 * BlockQ * 64 * columns / flops_per_cycle;
+    static constexpr double block(double widening = 0) {
+        return std::max(2.0 * BlockQ * 64 * columns / flops_per_cycle, widening) + 100;
+    }
+    static constexpr SchedulePolicy policy = any::forward_policy(any::cycles_us(block()), BlockQ, HeadDimV);
+};
+
+template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
+Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
+    using C = ForwardCycles<D, HeadDim, HeadDimV, BlockQ, Splits>;
+    constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
+    constexpr double launch = 4;                      // us
     constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 || HeadDim > 256 ? 5000 : 1600;
     const int column_parts = any::column_parts<float>(p.head_dim_v);
     LayoutStats s = of_rows;
     s.blocks *= column_parts, s.masked *= column_parts, s.repeated *= column_parts, s.rows *= column_parts;
     const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
-    const double widening = p.float8_cache ? 0.585 * 64 * columns : 0;  // read off an H200, too
-    const double block = std::max(products, widening) + 100;
-    const double blocks = s.blocks * block + s.masked * mask + double(s.rows) * (task + handed_on);
+    const double widening = p.float8_cache ? 0.585 * 64 * C::columns : 0;  // read off an H200, too
+    const double blocks = s.blocks * C::block(widening) + s.masked * mask + double(s.rows) * (task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
-    const any::Spread spread = any::Spread::of(p, s, machine, cycles, 64, Heads, 1);
+    const double filled = double(p.seq_q) * Heads / BlockQ;
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, filled, Heads);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, of_rows, 64, Heads);
     const double memory = any::memory_us(operands, machine, 0.8) +
                           any::memory_us(width * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
@@ -110,7 +118,7 @@ Kernel block_forward(const char* name) {
             .block_k = 64,
             .mask_words = tile::fragment_words(BlockQ, 64),
             .permute = tile::permute_to_fragments<Heads>,
-            .walks = {{Owner::queries, any::forward_policy(64), Heads}},
+            .walks = {{Owner::queries, ForwardCycles<D, HeadDim, HeadDimV, BlockQ, Splits>::policy, Heads}},
             .num_walks = 1,
             .runs_here = blocks_run_here<D, BlockForward<D, HeadDim, HeadDimV, BlockQ, Splits>::shared_bytes>,
             .fits = block_forward_fits<D, HeadDim, HeadDimV, BlockQ, Heads, Splits>,
@@ -190,25 +198,36 @@ Kernel gather_forward(const char* name) {
 // ---- backward ----
 // Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such. Each
 // part of a sum's columns has scores made for it; what such CTAs reach is read off causal attention at 16K on an H200.
+template <Dtype D, int HeadDim, bool Splits>
+struct BackwardCycles {
+    static constexpr double flops_per_cycle = HeadDim > 256     ? 970
+                                              : D != Dtype::f32 ? 1080
+                                              : Splits          ? (HeadDim > 128 ? 156 : 235)
+                                                                : (HeadDim > 128 ? 323 : 445);
+    static constexpr double products(double columns) { return 2 * 64 * 64 * columns / flops_per_cycle; }
+    // columns: of the products of a walk; sums: of a token.
+    static constexpr SchedulePolicy policy(int columns, int sums) {
+        return any::backward_policy(any::cycles_us(products(columns)), 64, sums);
+    }
+};
+
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using K = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    constexpr double flops_per_cycle = HeadDim > 256     ? 970
-                                       : D != Dtype::f32 ? 1080
-                                       : Splits          ? (HeadDim > 128 ? 156 : 235)
-                                                         : (HeadDim > 128 ? 323 : 445);
+    using C = BackwardCycles<D, HeadDim, Splits>;
     constexpr double width = dtype_row(D).bytes, launches = 15;  // us
     constexpr double around = 450, mask = 150, task = 4000;      // cycles
     constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;
     const double parts = any::column_parts<float>(p.head_dim), parts_p = any::column_parts<float>(p.head_dim_v);
     const double columns = JoinsDkDv ? 4 * HeadDim + 3 * HeadDimV : parts * of_ds + parts_p * of_p;
-    const double products = 2 * 64 * 64 * columns / flops_per_cycle;
-    const double cycles = s.blocks * (products + parts * around) + parts * (s.masked * mask + double(s.rows) * task);
+    const double cycles = s.blocks * (C::products(columns) + parts * around) + parts * (s.masked * mask + double(s.rows) * task);
+    const any::Spread spread =
+        any::Spread::of(p, s, machine, cycles, C::policy(2 * (HeadDim + HeadDimV), HeadDim), p.seq_k / 64.0);
     const double row_sums = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * width, machine, 1);
-    const double apart = launches + row_sums + any::repeated_queries_us(p, s, machine);
-    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
+    const double apart = launches + row_sums + any::repeated_queries_us(p, s, machine) + spread.join_us;
+    return any::overlapped(apart, any::compute_us(spread.cycles, machine), memory);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
@@ -233,6 +252,7 @@ void backward(const BackwardArgs& args) {
 template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits = false>
 Kernel block_backward(const char* name) {
     using K = BlockBackward<D, HeadDim, HeadDimV, Block, Splits>;
+    using Cycles = BackwardCycles<D, HeadDim, Splits>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -241,7 +261,8 @@ Kernel block_backward(const char* name) {
             .block_k = Block,
             .mask_words = 2 * Block * Block / 64,
             .permute = tile::permute_to_both_fragments,
-            .walks = {{Owner::keys, {.workers = 0}}, {Owner::queries, {.workers = 0}}},
+            .walks = {{Owner::keys, Cycles::policy(2 * (HeadDim + HeadDimV), HeadDim + HeadDimV)},
+                      {Owner::queries, Cycles::policy(2 * HeadDim + HeadDimV, HeadDim)}},
             .num_walks = 2,
             .runs_here = blocks_run_here<D, K::shared_bytes(false)>,
             .fits = block_backward_fits<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,

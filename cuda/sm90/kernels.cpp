@@ -116,28 +116,42 @@ constexpr double streamed = 0.7, beside_products = 0.8;
 // Transformer's strided attention at 16K (H200), as their mean. Of one of two it is guessed: as much more as it was
 // before sums came through the ring. Tiles that two CTAs share reach 62 %, read off full attention of head_dim 512 at 16K
 // (H200).
+template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool MultipliesFloat8 = false>
+struct ForwardCycles {
+    static constexpr bool of_one = BlockQ == 64, of_three = BlockQ == 192;  // warpgroups a CTA
+    static constexpr int tile_ctas = BlockForward<Dtype::bf16, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas;
+    static constexpr double tile = BlockQ / 128.0 * BlockK / 128;
+    static constexpr double reached = tile_ctas == 1 ? 0.87 : 0.62, mask = 150 * tile;
+    static constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile / tile_ctas;
+    static constexpr double elements = of_one     ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
+                                       : of_three ? 2360
+                                                  : (BlockK == 128 ? 1950 : 1550);
+    static constexpr double block(double widening = 0) {
+        return std::max({products / reached, elements, widening}) + 100;
+    }
+    // In CTAs that share an SM each takes so many times as long.
+    static constexpr int ctas = of_one ? 2 : 1;
+    static constexpr SchedulePolicy policy =
+        any::forward_policy(ctas * any::cycles_us(block()), BlockQ, HeadDimV, double(ctas) / tile_ctas);
+};
+
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
-    constexpr bool of_one = BlockQ == 64, of_three = BlockQ == 192;  // warpgroups a CTA
-    constexpr int tile_ctas = BlockForward<Dtype::bf16, HeadDim, HeadDimV, BlockQ, BlockK>::tile_ctas;
-    const Machine machine = of_tiles(whole, tile_ctas);
-    constexpr double tile = BlockQ / 128.0 * BlockK / 128;
-    constexpr double products = 8.0 * (HeadDim * (MultipliesFloat8 ? 0.5 : 1) + HeadDimV) * tile / tile_ctas;
-    constexpr double reached = tile_ctas == 1 ? 0.87 : 0.62, mask = 150 * tile, block = 100;
-    constexpr double elements = of_one     ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
-                                : of_three ? 2360
-                                           : (BlockK == 128 ? 1950 : 1550);
+    using C = ForwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, MultipliesFloat8>;
+    constexpr bool of_one = C::of_one, of_three = C::of_three;
+    const Machine machine = of_tiles(whole, C::tile_ctas);
     constexpr double task = of_one ? 700 : of_three ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : of_one ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
     const double handed_on = !s.is_piece ? 0 : of_one ? 2300 : 5100;  // cycles a task
     const double widened = has_few_rows(p, Heads) ? 0.076 : 0.12;  // a byte, read off 32 x 8K keys (H200)
     const double widening = p.float8_cache ? widened * BlockK * (HeadDim + HeadDimV) : 0;
-    const double block_cycles = std::max({products / reached, elements, widening}) + block;
-    const double blocks = s.blocks * block_cycles + s.masked * mask + double(s.rows) * (task + order + handed_on);
+    const double blocks =
+        s.blocks * C::block(widening) + s.masked * C::mask + double(s.rows) * (task + order + handed_on);
     const double end = of_three ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
     const double cycles = (blocks + end + any::copied_cycles(p, s, of_one ? 7 : 10)) / Heads;
-    const any::Spread spread = any::Spread::of(p, s, machine, cycles, BlockK, Heads, of_one ? 2 : 1);
+    const double filled = double(p.seq_q) * Heads / BlockQ;
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, filled, Heads, C::tile_ctas);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
                           any::memory_us(s.repeated * double(p.head_dim + p.head_dim_v), machine, 1);
@@ -223,7 +237,7 @@ Kernel block_forward(const char* name) {
             .block_k = BlockK,
             .mask_words = words,
             .permute = tile::permute_to_fragments<Heads>,
-            .walks = {{Owner::queries, any::forward_policy(BlockK, K::ctas), Heads}},
+            .walks = {{Owner::queries, ForwardCycles<HeadDim, HeadDimV, BlockQ, BlockK>::policy, Heads}},
             .num_walks = 1,
             .runs_here = runs_here,
             .fits = block_forward_fits<HeadDim, HeadDimV, Heads, K::float8_cache>,
@@ -471,16 +485,23 @@ constexpr int heads_in_turn = 8;
 // as two blocks take wherever lists of queries have a gap, for then tasks do not go side by side, and once a call for
 // an addition for each task that a head has at the same time. Read off full, causal, windows, block diagonals and
 // random blocks at 4K to 16K (H100).
-template <int HeadDim, int HeadDimV, int BlockQ, bool InOrder>
-Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);
+template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool InOrder>
+struct BackwardCycles {
+    static constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);
     // Where warpgroups take turns at dq, and where not.
-    constexpr double reached = (BlockQ == 64 ? 0.775 : 0.73) * (InOrder ? 0.96 : 1);
-    constexpr double elements = 1900 * rows, mask = 150 * rows, block = 100, task = 3000;
-    constexpr double gap = InOrder ? 7000 * rows : 0;
+    static constexpr double reached = (BlockQ == 64 ? 0.775 : 0.73) * (InOrder ? 0.96 : 1);
+    static constexpr double block = std::max(products / reached, 1900 * rows) + 100, mask = 150 * rows;
+    static constexpr SchedulePolicy policy =
+        any::backward_policy(any::cycles_us(block), BlockK, HeadDim + HeadDimV);
+};
+
+template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool InOrder>
+Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    using C = BackwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, InOrder>;
+    constexpr double task = 3000, gap = InOrder ? 7000 * C::rows : 0;
     constexpr double launches = 15, addition = InOrder ? 2.5 : 0;  // us
-    const double cycles = s.blocks * (std::max(products / reached, elements) + block) + s.masked * mask +
-                          double(s.rows) * task + s.gaps * gap;
+    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * task + s.gaps * gap;
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, double(p.seq_k) / BlockK);
     const double heads = double(p.batch * p.heads_kv);
     const double at_once = std::min(double(s.rows) / heads, machine.lanes / std::min<double>(heads, heads_in_turn));
     const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
@@ -488,8 +509,7 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
         any::memory_us(1.5 * any::query_bytes(p) + (InOrder ? 1 : 2) * sums, machine, streamed) + at_once * addition;
     const double beside =
         any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
-    const double join = any::join_us(s, machine, BlockQ);
-    return any::overlapped(launches + around + join, any::compute_us(cycles, machine), beside);
+    return any::overlapped(launches + around + spread.join_us, any::compute_us(spread.cycles, machine), beside);
 }
 
 template <int HeadDim>
@@ -508,11 +528,12 @@ Kernel block_backward(const char* name) {
             .block_k = BlockK,
             .mask_words = 2 * BlockQ * BlockK / 64,
             .permute = tile::permute_to_both_fragments,
-            .walks = {{Owner::keys, any::backward_policy(BlockQ)}, {Owner::queries, {.workers = 0}}},
+            .walks = {{Owner::keys, BackwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, false>::policy},
+                      {Owner::queries, {.workers = 0}}},
             .num_walks = 2,
             .runs_here = runs_here,
             .fits = block_backward_fits<HeadDim, HeadDimV>,
-            .cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, false>,
+            .cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, BlockK, false>,
             .workspace = block_backward_workspace<HeadDim>,
             .backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>,
             .prepare = prepare_both<Own, OlderBackward<D, HeadDim>>,
@@ -532,9 +553,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_backward_in_order(const char* name) {
     using Own = BlockBackwardInOrder<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     Kernel row = block_backward<D, HeadDim, HeadDimV, BlockQ, BlockK>(name);
+    row.walks[0].policy = BackwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, true>::policy;
     row.walks[0].policy.heads_in_turn = heads_in_turn;
     row.fits = block_backward_in_order_fits<HeadDim, HeadDimV>;
-    row.cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, true>;
+    row.cost = block_backward_cost<HeadDim, HeadDimV, BlockQ, BlockK, true>;
     row.backward = run_either<Own, OlderBackward<D, HeadDim>, BackwardArgs>;
     row.prepare = prepare_both<Own, OlderBackward<D, HeadDim>>;
     row.added_by_arrival = nullptr;
@@ -552,22 +574,37 @@ const char* block_backward_apart_fits(const Problem& p) {
 // Products of 128 x 128 blocks: 8 cycles a column. Every kernel reads all operands; two walks of one share them. Tiles that
 // two CTAs share reach 41 %, read off full attention of head_dim 512 at 16K (H200).
 template <int HeadDim, int HeadDimV, bool JoinsDkDv, int TileCtas>
+struct ApartCycles {
+    static constexpr int walks = JoinsDkDv ? 2 : 3, kernels = JoinsDkDv ? 1 : 3;
+    static constexpr double reached = TileCtas == 1 ? 0.77 : 0.41;
+    static constexpr double of(int head_dims, int head_dims_v, int walks) {
+        return std::max(8.0 * (head_dims * HeadDim + head_dims_v * HeadDimV) / TileCtas / reached, 3300.0 * walks);
+    }
+    static constexpr double block = of(JoinsDkDv ? 4 : 5, 3, walks);
+    // Both walks of one kernel share the machine.
+    static constexpr SchedulePolicy policy(double cycles, int columns) {
+        return any::backward_policy(any::cycles_us(cycles), 128, columns, (JoinsDkDv ? 0.5 : 1.0) / TileCtas);
+    }
+    static constexpr SchedulePolicy by_key = policy(of(JoinsDkDv ? 2 : 3, 2, walks - 1), HeadDim + HeadDimV),
+                                    by_query = policy(of(2, 1, 1), HeadDim);
+};
+
+template <int HeadDim, int HeadDimV, bool JoinsDkDv, int TileCtas>
 Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
+    using C = ApartCycles<HeadDim, HeadDimV, JoinsDkDv, TileCtas>;
+    constexpr int walks = C::walks, kernels = C::kernels;
     const Machine machine = of_tiles(whole, TileCtas);
-    constexpr int walks = JoinsDkDv ? 2 : 3, kernels = JoinsDkDv ? 1 : 3;
-    constexpr double products = 8.0 * ((JoinsDkDv ? 4 : 5) * HeadDim + 3 * HeadDimV) / TileCtas;
-    constexpr double reached = TileCtas == 1 ? 0.77 : 0.41;
-    constexpr double elements = 3300 * walks, mask = 300, task = 2000 * walks;
+    constexpr double mask = 300, task = 2000 * walks;
     constexpr double launches = JoinsDkDv ? 8 : 15;  // us
-    const double cycles = s.blocks * std::max(products / reached, elements) + s.masked * mask + double(s.rows) * task;
+    const double cycles = s.blocks * C::block + s.masked * mask + double(s.rows) * task;
+    const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::by_key, p.seq_k / 128.0, 1, TileCtas);
     const double around = any::memory_us(any::query_bytes(p), machine, streamed);
     const double bytes =
         kernels * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
     const double memory = any::memory_us(bytes, machine, beside_products) +
                           any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    const double joins = 2 * any::join_us(s, machine, 128);
-    const double apart = launches + around + any::repeated_queries_us(p, s, machine) + joins;
-    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
+    const double apart = launches + around + any::repeated_queries_us(p, s, machine) + spread.join_us;
+    return any::overlapped(apart, any::compute_us(spread.cycles, machine), memory);
 }
 
 template <int TileCtas>
@@ -579,6 +616,7 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
 Kernel block_backward_apart(const char* name) {
     using Own = BlockBackwardApart<D, HeadDim, HeadDimV, BlockQ, BlockK>;
     constexpr bool joins = Own::joins_dk_dv;
+    using Cycles = ApartCycles<HeadDim, HeadDimV, joins, Own::tile_ctas>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -587,7 +625,7 @@ Kernel block_backward_apart(const char* name) {
             .block_k = BlockK,
             .mask_words = Own::mask_words,
             .permute = tile::permute_to_both_fragments_and_quarters,
-            .walks = {{Owner::keys, any::backward_policy(128)}, {Owner::queries, any::backward_policy(128)}},
+            .walks = {{Owner::keys, Cycles::by_key}, {Owner::queries, Cycles::by_query}},
             .num_walks = 2,
             .runs_here = runs_here,
             .fits = block_backward_apart_fits<HeadDim, HeadDimV, joins>,

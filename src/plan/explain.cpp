@@ -106,7 +106,9 @@ std::string describe_order(const PiecePlan& piece) {
     const Layout& layout = *piece.layout;
     if (piece.order == Order::plain) return "";
     if (piece.order == Order::residue)
-        return line("  order", grouped(double(layout.queries.modulus)) + " residue classes of queries and keys");
+        return line("  order", layout.queries.modulus > 1
+                                   ? grouped(double(layout.queries.modulus)) + " residue classes of queries and keys"
+                                   : "residue classes of queries and keys, several a tile");
     return line("  order", plural(count_listed_tiles(layout.queries), "query", "queries") + " and " +
                                plural(count_listed_tiles(layout.keys), "key") + " in listed tiles");
 }

@@ -2,7 +2,6 @@
 // The seam. A backend is a list of these rows; nothing else in the library knows a kernel by name. C++17-clean.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -21,17 +20,13 @@ struct SchedulePolicy {
     // The axis is cut into equal shares, wherever the cuts fall, for as many workers as said. Without: a task is a row of
     // blocks, and a row is split where it is longer than longest_task and than what one of the workers would do in all.
     bool equal_shares = false;
-    int workers = 64;            // 0: workers_of_lane for each lane, on which the CPU's results may not depend
-    int workers_of_lane = 1;
+    int workers = 64;              // 0: workers_of_lane for each lane, on which the CPU's results may not depend
+    double workers_of_lane = 1.0;  // 0.5: two walks run side by side. GCC 12 takes no integer for a double here
     int64_t longest_task = 64;
-    int64_t whole_rows = 0;             // rows of up to so many stay whole in any case
-    // Parts of rows are put together, which takes the less time the fewer rows there are. For few_queries of all heads
-    // the longest task has longest_of_few blocks, for fewer in proportion, but at least least_of_few.
-    int64_t few_queries = 0, longest_of_few = 64, least_of_few = 1;
-    double longest_for(int64_t queries) const {
-        if (few_queries == 0 || queries > few_queries) return double(longest_task);
-        return std::max(double(longest_of_few * queries) / double(few_queries), double(least_of_few));
-    }
+    int64_t whole_rows = 0;        // rows of up to so many stay whole in any case
+    // Where `workers` is 0, rows are split where that takes less time: us that a worker takes for a block, and, of the
+    // whole walk, that parts have to be put together, and that each of them adds.
+    double block_us = 0.0, join_us = 0.0, part_us = 0.0;
     // Short tasks of a head are done by one worker, up to this many blocks: fetching work costs something, and neighbours
     // share keys. Small problems stay in single tasks.
     int64_t shared_blocks = 16;

@@ -9,6 +9,7 @@
 #include "layout/finer.h"
 #include "layout/orders/listed.h"
 #include "layout/orders/residue.h"
+#include "layout/orders/short_residue.h"
 #include "plan/call_lists.h"
 #include "plan/token_rows.h"
 
@@ -106,6 +107,7 @@ const Lowered* Lowering::find(const Form& form) const {
     return outlined;
 }
 
+// Tiles of several residue classes are not cut: smaller ones have other classes side by side.
 const Lowered* Lowering::coarser(const Form& form) const {
     constexpr int32_t longest_part = 64;  // keys: cut_layout() and make_finer_stats() take a word of bits at a time
     const Lowered* outlined = nullptr;
@@ -114,6 +116,7 @@ const Lowered* Lowering::coarser(const Form& form) const {
         const bool is_larger = f.block_q % form.block_q == 0 && f.block_k % form.block_k == 0 &&
                                (f.block_q > form.block_q || f.block_k > form.block_k);
         if (!is_larger || f.order != form.order || f.order == Order::listed || form.block_k > longest_part) continue;
+        if (f.order == Order::residue && find_classes_of_tile(extent_, modulus_, f.block_q, f.block_k)) continue;
         if (!lowered.outline) return &lowered;
         if (form.block_q == outlined_part && form.block_k == outlined_part) outlined = &lowered;
     }
@@ -130,13 +133,18 @@ const Lowered* Lowering::packed(const Form& form) const {
 
 Layout Lowering::build(const Form& form) {
     switch (form.order) {
-        case Order::residue:
-            return build_residue_layout(pattern_, extent_, modulus_, form.block_q, form.block_k).value();
+        case Order::residue: return build_residue(form);
         case Order::packed: return build_packed_layout(hot_.value(), extent_, form.block_q, form.block_k);
         case Order::listed:
             return list_tiles(*at({form.block_q, form.block_k, Order::plain, form.owner}).layout, form.owner);
         default: return build_plain(form);
     }
+}
+
+Layout Lowering::build_residue(const Form& form) {
+    const auto classes = find_classes_of_tile(extent_, modulus_, form.block_q, form.block_k);
+    return classes ? build_short_residue_layout(pattern_, extent_, modulus_, *classes, form.block_q, form.block_k).value()
+                   : build_residue_layout(pattern_, extent_, modulus_, form.block_q, form.block_k).value();
 }
 
 // Calls on a cache have forward passes only, and make layouts of their own of the lists by query: nobody reads those by

@@ -80,6 +80,7 @@ private:
 
     const Lowered* find(const Form& form) const;
     Layout build_plain(const Form& form);
+    Layout build_residue(const Form& form);
     bool outline(const Form& form);  // appends an outline of the form; false where none may be made
     Layout build(const Form& form);
 

@@ -3,7 +3,9 @@
 // on any.
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -231,6 +233,7 @@ public:
           heads_(int32_t(problem.batch * problem.heads_q) / members_),
           is_first_(across.first == 0),
           lengths_(measure_lists(lists_, layout.head_kinds, across)) {
+        find_left(walk.owner);
         if (across.end != Across().end) everywhere_ = measure_lists(lists_, layout.head_kinds, {});
     }
 
@@ -247,9 +250,10 @@ public:
     }
 
     // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. no_task: the row has
-    // blocks in other rounds, or nowhere and this is not the first. Valid until the next.
+    // blocks in other rounds, or nowhere and this is not the first, or all of its tokens are away. Valid until the next.
     const std::vector<int64_t>& of(int32_t head) {
         sum_members(lengths_, head, of_row_);
+        for (int32_t row : left_) of_row_[size_t(row)] = no_task;
         if (everywhere_.empty()) return of_row_;
         sum_members(everywhere_, head, of_row_everywhere_);
         for (size_t row = 0; row < of_row_.size(); ++row)
@@ -266,9 +270,34 @@ public:
         return sum * counted_ / members_;
     }
 
+    // How many rows have so many blocks, over all heads.
+    std::map<int64_t, int64_t> count_rows() {
+        std::map<int64_t, int64_t> rows;
+        for (int32_t head = 0; head < heads_; ++head)
+            for (int64_t blocks : of(head)) ++rows[blocks];
+        return rows;
+    }
+    // No row has more blocks.
+    int64_t longest() const {
+        return lengths_.empty() ? 0 : counted_ * int64_t(*std::max_element(lengths_.begin(), lengths_.end()));
+    }
+
     static constexpr int64_t no_task = -1;
 
 private:
+    // Homes that all tokens have left.
+    void find_left(Owner owner) {
+        const AxisView& axis = owner == Owner::keys ? layout_.keys : layout_.queries;
+        if (!axis.away) return;
+        const int32_t block = owner == Owner::keys ? layout_.block_k : layout_.block_q, words = (block + 63) / 64;
+        const int64_t seq = owner == Owner::keys ? layout_.seq_k : layout_.seq_q;
+        for (int32_t row = axis.listed; row < rows(); ++row) {
+            int32_t away = 0;
+            for (int32_t w = 0; w < words; ++w) away += std::popcount(axis.away[int64_t(row - axis.listed) * words + w]);
+            if (away == tile_at(axis, block, seq, row).count) left_.push_back(row);
+        }
+    }
+
     void sum_members(const std::vector<int32_t>& lengths, int32_t head, std::vector<int64_t>& sums) const {
         sums.assign(size_t(rows()), 0);
         for (int32_t member = head * members_; member < head * members_ + counted_; ++member) {
@@ -284,6 +313,7 @@ private:
     const int32_t members_, counted_, heads_;
     const bool is_first_;  // of the rounds
     const std::vector<int32_t> lengths_;
+    std::vector<int32_t> left_;
     std::vector<int32_t> everywhere_;  // where there are several rounds
     std::vector<int64_t> of_row_, of_row_everywhere_;
 };
@@ -309,21 +339,44 @@ int64_t parts_of(int64_t blocks, int64_t longest, const SchedulePolicy& policy) 
     return blocks > std::max(longest, policy.whole_rows) ? divide_up(blocks, longest) : 1;
 }
 
-int64_t count_tasks(Work& work, int64_t longest, const SchedulePolicy& policy) {
-    int64_t tasks = 0;
-    for (int32_t head = 0; head < work.heads(); ++head)
-        for (int64_t blocks : work.of(head)) tasks += parts_of(blocks, longest, policy);
-    return tasks;
+// The time of a walk whose rows are split into parts of at most so many blocks. A task waits about a block's time for
+// its first one. Workers take the longest task that is left; of the tasks that are as long as one, or longer, some worker
+// has its share, rounded up.
+double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const SchedulePolicy& policy, int64_t workers) {
+    std::map<int64_t, int64_t, std::greater<>> tasks;
+    int64_t parts_in_all = 0;
+    for (const auto& [blocks, count] : rows) {
+        if (blocks <= 0) continue;
+        const int64_t parts = parts_of(blocks, longest, policy), longer = blocks % parts;
+        if (longer) tasks[blocks / parts + 1] += count * longer;
+        tasks[blocks / parts] += count * (parts - longer);
+        if (parts > 1) parts_in_all += count * parts;
+    }
+    int64_t busiest = 0, met = 0, total = 0;
+    for (const auto& [blocks, count] : tasks) {
+        met += count, total += count * (blocks + 1);
+        busiest = std::max(busiest, divide_up(met, workers) * (blocks + 1));
+    }
+    const double join = parts_in_all ? policy.join_us + double(parts_in_all) * policy.part_us : 0;
+    return double(std::max(busiest, divide_up(total, workers))) * policy.block_us + join;
 }
 
-// The longest part of a row, for as many workers as the machine has. Parts of a few rows are somewhat longer than an
-// equal share where a task would else be left over when every worker has one.
+// The length of parts with which the walk takes the least time, the longest of several. Workers may have a few parts
+// each, which are then shorter than their share of the work.
 int64_t fit_machine(Work& work, const SchedulePolicy& policy, int64_t workers) {
-    const int64_t share = std::max(policy.longest_task, divide_up(work.total(), workers));
-    if (int64_t(work.heads()) * work.rows() > workers) return share;
-    for (int64_t longest = share; longest <= share + share / 2; longest += std::max<int64_t>(share / 16, 1))
-        if (count_tasks(work, longest, policy) <= workers) return longest;
-    return share;
+    constexpr int64_t most_each = 4, steps = 8;  // steps: from a length to half of it, about
+    const int64_t shortest = divide_up(work.total(), workers * most_each);
+    if (work.longest() <= std::max(shortest, policy.whole_rows)) return std::max<int64_t>(work.longest(), 1);
+    const std::map<int64_t, int64_t> rows = work.count_rows();
+    const int64_t whole = rows.rbegin()->first;
+    int64_t best = whole;
+    double least = walk_us(rows, whole, policy, workers);
+    for (int64_t longest = whole; longest > shortest;) {
+        longest = std::max(longest - divide_up(longest, steps), shortest);
+        const double us = walk_us(rows, longest, policy, workers);
+        if (us < least) best = longest, least = us;
+    }
+    return best;
 }
 
 Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& policy, int64_t workers) {
@@ -341,6 +394,7 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
         for (int32_t at = 0; at < work.rows(); ++at) {
             const int32_t row = in_turns ? row_in_turn(axis, at) : at;
             const int64_t blocks = lengths[size_t(row)];
+            if (blocks == Work::no_task) continue;
             if (blocks >= target) scheduler.close_queue();
             const int64_t parts = parts_of(blocks, longest, policy);
             for (int64_t part = 0; part < parts; ++part) {
@@ -416,14 +470,17 @@ Schedule schedule_rounds(const Problem& problem, const LayoutView& layout, const
 Schedule make_schedule(const Problem& problem, const LayoutView& layout, const Walk& walk, int lanes,
                        int32_t rounds) {
     SchedulePolicy policy = walk.policy;
-    policy.longest_task = int64_t(policy.longest_for(problem.batch * problem.heads_q * problem.seq_q));
-    const int64_t workers = policy.workers ? policy.workers : lanes * policy.workers_of_lane;
+    const bool by_key = walk.owner == Owner::keys;
+    const int64_t tokens = by_key ? problem.seq_k : problem.seq_q, block = by_key ? layout.block_k : layout.block_q;
+    policy.part_us *= double(std::min(tokens, block)) / double(block);
+    const int64_t workers =
+        policy.workers ? policy.workers : std::max(int64_t(lanes * policy.workers_of_lane), int64_t(1));
     if (rounds > 1) return schedule_rounds(problem, layout, walk, workers, rounds);
     Work work(problem, layout, walk);
     Schedule schedule =
         policy.equal_shares
             ? schedule_shares(work, policy, workers)
-            : schedule_rows(work, walk.owner == Owner::keys ? layout.keys : layout.queries, policy, workers);
+            : schedule_rows(work, by_key ? layout.keys : layout.queries, policy, workers);
     schedule.tile_heads = walk.tile_heads;
     return schedule;
 }

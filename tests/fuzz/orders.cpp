@@ -7,6 +7,7 @@
 #include "layout/orders/packed.h"
 #include "layout/pairs.h"
 #include "layout/orders/residue.h"
+#include "layout/orders/short_residue.h"
 
 using namespace fuzz;
 using drawn::Builder, drawn::Model, drawn::Rectangle;
@@ -110,6 +111,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     if (modulus <= std::max(e.seq_q, e.seq_k)) {
         if (const auto residue = build_residue_layout(*model.pattern, extent, modulus, block_q, block_k))
             check_all(*residue, scene, std::to_string(modulus) + " residue classes");
+        const auto classes = spattn::find_classes_of_tile(extent, modulus, block_q, block_k);
+        const auto shared = classes ? build_short_residue_layout(*model.pattern, extent, modulus, *classes, block_q, block_k)
+                                    : std::nullopt;
+        if (shared) check_all(*shared, scene, std::to_string(modulus) + " residue classes, several a tile");
     }
     if (const auto hot = model.pattern->hot(extent))
         check_all(build_packed_layout(*hot, extent, block_q, block_k), scene, "packed tokens");

@@ -113,17 +113,22 @@ void check_live(const Case& c) {
     for (size_t row = 0; row < dense.size(); ++row)
         for (size_t key = 0; key < is_seen.size(); ++key)
             if (dense[row][key]) sees[row] = is_seen[key] = true;
-    const auto check_axis = [&](const Live& live, const std::vector<int64_t>& tokens, int32_t block,
+    const auto is_away = [](const Axis& axis, int32_t block, size_t place) {
+        if (axis.away.empty() || place < axis.tokens.size()) return false;
+        const size_t home = (place - axis.tokens.size()) / size_t(block), at = place % size_t(block);
+        return (axis.away[home * size_t((block + 63) / 64) + at / 64] >> (at % 64) & 1) != 0;
+    };
+    const auto check_axis = [&](const Live& live, const Axis& axis, const std::vector<int64_t>& tokens, int32_t block,
                                 const std::vector<bool>& alive) {
         bool is_right = true;
         const int64_t first = int64_t(layout.kind_of_head[0]) * int64_t(tokens.size() / size_t(block));
         for (size_t place = 0; place < tokens.size(); ++place)
             is_right &= is_alive(live, first + int64_t(place) / block, int64_t(place) % block) ==
-                        (tokens[place] != no_token && alive[size_t(tokens[place])]);
+                        (tokens[place] != no_token && alive[size_t(tokens[place])] && !is_away(axis, block, place));
         CHECK(is_right);
     };
-    check_axis(layout.live_queries, query_tokens(layout), layout.block_q, sees);
-    check_axis(layout.live_keys, key_tokens(layout), layout.block_k, is_seen);
+    check_axis(layout.live_queries, layout.queries, query_tokens(layout), layout.block_q, sees);
+    check_axis(layout.live_keys, layout.keys, key_tokens(layout), layout.block_k, is_seen);
 }
 
 void check_live_keys(const Layout& layout) {

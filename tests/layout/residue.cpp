@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Layouts over residue classes say the same pairs as the pattern, and stay small.
+// Layouts over residue classes say the same pairs as the pattern, and stay small, with one class in a tile or several.
 #include "layout/orders/residue.h"
 
 #include "layout/dense.h"
+#include "layout/orders/short_residue.h"
 #include "layout/random_patterns.h"
 
 using namespace spattn;
@@ -36,15 +37,24 @@ PatternRef random_keeper(Random& random, const Extent& extent, int64_t modulus) 
     return random.one_in(2) ? by_head : make_per_batch({by_head, part()}, of_batch);
 }
 
+// Of classes that are short, mostly the layout of several a tile.
+std::optional<Layout> build(const Case& c, Random& random, int32_t modulus, int32_t block_q, int32_t block_k, int& shared) {
+    const auto classes = find_classes_of_tile(c.extent, modulus, block_q, block_k);
+    if (!classes || modulus == 1 || random.one_in(4))
+        return build_residue_layout(*c.pattern, c.extent, modulus, block_q, block_k);
+    ++shared;
+    return build_short_residue_layout(*c.pattern, c.extent, modulus, *classes, block_q, block_k);
+}
+
 // The layout, or none: then no residue class may have a closed form that was not used.
-bool make_case(int seed, Case& c) {
+bool make_case(int seed, Case& c, int& shared) {
     Random random(uint64_t(seed) + 1);
     c.extent = random_extent(random);
     const int64_t modulus = random.in(1, std::min<int64_t>(17, std::max(c.extent.seq_q, c.extent.seq_k)));
     c.pattern = random_keeper(random, c.extent, modulus);
     const int32_t sizes[] = {4, 8, 16, 24, 32, 64, 100, 128};
     const int32_t block_q = sizes[random.in(0, 7)], block_k = sizes[random.in(0, 7)];
-    auto layout = build_residue_layout(*c.pattern, c.extent, int32_t(modulus), block_q, block_k);
+    auto layout = build(c, random, int32_t(modulus), block_q, block_k, shared);
     if (layout) c.layout = std::move(*layout);
     check::context = "seed " + std::to_string(seed) + ": " + describe(c);
     if (layout) CHECK_EQ(c.layout.is_ordered(), modulus > 1);
@@ -54,15 +64,16 @@ bool make_case(int seed, Case& c) {
 
 template <class Check>
 void for_cases(Check check) {
-    int built = 0;
+    int built = 0, shared = 0;
     for (int seed = 0; seed < cases; ++seed) {
         Case c;
-        if (!make_case(seed, c)) continue;
+        if (!make_case(seed, c, shared)) continue;
         ++built;
         check(c);
     }
     check::context.clear();
     CHECK(built > cases / 2);
+    CHECK(shared > cases / 5);
 }
 
 }  // namespace
@@ -95,6 +106,32 @@ TEST(counts_are_those_of_plain_blocks) {
         const int64_t grid = int64_t(c.layout.by_query.rows) * c.layout.by_key.rows;
         CHECK_EQ(blocks + got.blocks_empty, grid * c.extent.batch * c.extent.heads);
     });
+}
+
+TEST(every_token_is_written_once) {
+    for_cases([](const Case& c) {
+        const LayoutView v = view(c.layout);
+        const std::vector<int> of_queries = count_writers(v.queries, v.block_q, v.seq_q, v.by_query.rows);
+        const std::vector<int> of_keys = count_writers(v.keys, v.block_k, v.seq_k, v.by_key.rows);
+        CHECK(of_queries == std::vector<int>(size_t(v.seq_q), 1));
+        CHECK(of_keys == std::vector<int>(size_t(v.seq_k), 1));
+    });
+}
+
+// 100 classes of 20 or 21 queries and keys: six a tile of 128, three a tile of 64.
+TEST(short_classes_share_tiles) {
+    const Extent extent{1, 1, 2048, 2048, 0};
+    const auto classes = find_classes_of_tile(extent, 100, 128, 64);
+    CHECK_EQ(classes->queries, 6);
+    CHECK_EQ(classes->keys, 3);
+    const auto pattern = parse_pattern("causal & strided(100)");
+    const Counts shared = count(*build_short_residue_layout(*pattern, extent, 100, *classes, 128, 64));
+    const Counts alone = count(*build_residue_layout(*pattern, extent, 100, 128, 64));
+    CHECK_EQ(shared.pairs, alone.pairs);
+    CHECK_EQ(shared.blocks_partial, 34);
+    CHECK_EQ(alone.blocks_partial, 100);
+    CHECK(!find_classes_of_tile(extent, 31, 128, 128));  // of 67 tokens
+    CHECK(!find_classes_of_tile({1, 1, 100, 4096, 0}, 32, 64, 64));
 }
 
 TEST(other_patterns_have_none) {

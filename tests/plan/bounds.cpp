@@ -45,6 +45,7 @@ TEST(smaller_blocks_are_known_exactly) {
         Lowering lowering(*c.pattern, c.problem);
         for (const Order order : orders_of(lowering)) {
             const Lowered& coarse = lowering.at({64, 64, order, Owner::queries});
+            if (!lowering.coarser({16, 16, order, Owner::queries})) continue;  // short residue classes share its tiles
             const Lowered& fine = lowering.at({16, 16, order, Owner::queries});
             met[int(order)] += coarse.layout->num_masks > 0;
             for (const bool by_key : {false, true}) {

@@ -15,7 +15,8 @@ std::vector<int32_t> find_hot_places(const std::vector<int64_t>& kept, int32_t o
 // Tokens of the owning axis, rising, that are hot for any kind of heads. None where too many of them are.
 std::vector<int32_t> find_hot_tokens(const Side& side);
 
-// An axis of `blocks` plain blocks, from which these tokens are away, after listed tiles that they fill.
+// An axis of `blocks` plain blocks, from which these tokens are away, after listed tiles that they fill, with a place
+// left free for each no_token.
 Axis make_hot_axis(std::vector<int32_t> tokens, int32_t block, int32_t blocks);
 
 }  // namespace spattn

@@ -21,11 +21,6 @@
 namespace spattn {
 namespace {
 
-// How many tokens of [0, seq) are `residue` mod `modulus`.
-int64_t members(int64_t seq, int64_t modulus, int64_t residue) {
-    return residue < seq ? ceil_div(seq - residue, modulus) : 0;
-}
-
 // The layout of one residue class, and under which ids the whole keeps its masks.
 struct ResidueLayout {
     Layout layout;
@@ -83,18 +78,6 @@ struct Placement {
     }
 };
 
-// One pattern for each residue class. None at all where one of them has no closed form, or where queries of one see
-// keys of several.
-Patterns find_patterns(const Pattern& pattern, int32_t modulus) {
-    if (pattern.modulus() % modulus != 0) return {};
-    Patterns patterns;
-    for (int32_t residue = 0; residue < modulus; ++residue) {
-        patterns.push_back(pattern.in_residue(modulus, residue));
-        if (!patterns.back()) return {};
-    }
-    return patterns;
-}
-
 Axis make_axis(int64_t seq, int32_t modulus, int32_t block) {
     Axis axis;
     axis.modulus = modulus;
@@ -129,11 +112,21 @@ void add_residue(const Patterns& patterns, const std::vector<Plane>& planes, int
 
 }  // namespace
 
+Patterns find_residue_patterns(const Pattern& pattern, int32_t modulus) {
+    if (pattern.modulus() % modulus != 0) return {};
+    Patterns patterns;
+    for (int32_t residue = 0; residue < modulus; ++residue) {
+        patterns.push_back(pattern.in_residue(modulus, residue));
+        if (!patterns.back()) return {};
+    }
+    return patterns;
+}
+
 std::optional<Layout> build_residue_layout(const Pattern& pattern, const Extent& extent, int32_t modulus,
                                            int32_t block_q, int32_t block_k) {
     require_range(modulus, 1, std::max(extent.seq_q, extent.seq_k), "modulus");
     pattern.check(extent);
-    const Patterns patterns = find_patterns(pattern, modulus);
+    const Patterns patterns = find_residue_patterns(pattern, modulus);
     if (patterns.empty()) return {};
     Layout whole;
     whole.extent = extent;

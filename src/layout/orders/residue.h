@@ -10,6 +10,14 @@
 
 namespace spattn {
 
+// How many tokens of [0, seq) are `residue` mod `modulus`.
+constexpr int64_t members(int64_t seq, int64_t modulus, int64_t residue) {
+    return residue < seq ? (seq - residue + modulus - 1) / modulus : 0;
+}
+// One pattern for each residue class of keys. None at all where one of them has no closed form, or where queries of one
+// see keys of several.
+Patterns find_residue_patterns(const Pattern& pattern, int32_t modulus);
+
 // The layout of `pattern` with both axes in the order of their residue classes (see AxisView). None where queries of
 // one residue class see keys of several, or one residue class has no closed form. modulus >= 1.
 std::optional<Layout> build_residue_layout(const Pattern& pattern, const Extent& extent, int32_t modulus,
