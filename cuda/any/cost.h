@@ -17,32 +17,46 @@ inline double memory_us(double bytes, const Machine& machine, double reached) {
 inline double compute_us(double cycles, const Machine& machine) {
     return cycles / (machine.lanes * machine.clock) * 1e-3;
 }
-// Cycles of a task, at the clock of an H200 that multiplies without pause.
-constexpr double cycles_us(double cycles) { return cycles / 1755; }
+// Cycles of one processor, at the clock of an H200 that multiplies without pause.
+constexpr double clock_mhz = 1755;
+constexpr double cycles_us(double cycles) { return cycles / clock_mhz; }
 // What a part of a row adds to a walk, which writes it and reads it again: us for so many floats.
-constexpr double part_us(double floats) { return 4.3e-6 * floats; }
+constexpr double part_us(double floats) { return 5e-6 * floats; }
 
 // Where tiles of so many rows are few, their rows of blocks are split. One head of causal attention over 4,096 tokens
 // took 28.6 us in parts of 2,048 keys and 18.7 in parts of 512, and in float32 two heads over 2,048 took 182 in whole
 // rows and 75 in parts of 256; but eight heads over 2,048 26 in whole rows and 31 in parts (H200).
-constexpr SchedulePolicy forward_policy(double block_us, int rows, int head_dim_v, double workers_of_lane = 1) {
+constexpr SchedulePolicy forward_policy(double block_cycles, double task_cycles, int rows, int head_dim_v,
+                                        double workers_of_lane = 1) {
     return {.workers = 0,
             .workers_of_lane = workers_of_lane,
-            .block_us = block_us,
-            .join_us = 3,
+            .block_us = cycles_us(block_cycles),
+            .task_us = cycles_us(task_cycles),
+            .join_us = 2,
             .part_us = part_us(rows * head_dim_v)};
 }
 // The same backward, for parts of so many tokens with so many sums each; to join them is a kernel that does not begin
 // early. One head of causal attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56 in
 // parts of 512; eight of full attention over 1,024 took 37 in whole rows and 75 in parts (H200).
-constexpr SchedulePolicy backward_policy(double block_us, int tokens, int sums, double workers_of_lane = 1) {
+constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles, int tokens, int sums,
+                                         double workers_of_lane = 1) {
     return {.workers = 0,
             .workers_of_lane = workers_of_lane,
-            .block_us = block_us,
+            .block_us = cycles_us(block_cycles),
+            .task_us = cycles_us(task_cycles),
             .join_us = 6,
             .part_us = part_us(tokens * sums)};
 }
 constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
+
+// What it takes to put parts together after a backward walk over blocks of so many tokens, where its rows are mostly
+// split: a kernel and the gap before it (H200). That processors are idle where tasks are few counts for no row: measured,
+// it slows kernels that make each gradient apart more than their tasks tell.
+inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
+    constexpr double whole = 1024;  // tokens
+    const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > whole * double(s.rows);
+    return is_split ? 6 : 0;
+}
 
 // What `cycles` of tiles come to, in all, where rows of blocks are fewer than processors, so that some may be idle; and
 // what it takes to join parts, if rows are split.
@@ -57,8 +71,9 @@ struct Spread {
         const double parts = std::clamp(workers / rows, 1.0, blocks);
         const double join = policy.join_us + rows * parts * policy.part_us * std::min(filled, 1.0);
         const bool is_split = !p.call_lists.at_run_time() && blocks * (1 - 1 / parts) * policy.block_us > join;
+        const double whole = cycles / rows, task = std::min(policy.task_us * clock_mhz, whole);
         // Nothing else is done while a part waits for its first block.
-        const double longest = is_split ? cycles / rows * (1 / parts + 1 / blocks) : cycles / rows;
+        const double longest = is_split ? (whole - task) * (1 / parts + 1 / blocks) + task : whole;
         return {std::max(cycles, machine.lanes * longest), is_split ? join : 0};
     }
 };

@@ -52,8 +52,8 @@ Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const 
 }
 // Of rows of 128 columns; those of others are split as these.
 template <int Block>
-constexpr double block_us(int products) {
-    return cycles_us(2.0 * products * 128 * Block * Block / flops_per_cycle(Dtype::f32, Block));
+constexpr double block_cycles(int products) {
+    return 2.0 * products * 128 * Block * Block / flops_per_cycle(Dtype::f32, Block);
 }
 template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
@@ -156,7 +156,7 @@ Kernel block_forward(const char* name) {
             .block_q = Block,
             .block_k = Block,
             .mask_words = Block * Block / 64,
-            .walks = {{Owner::queries, forward_policy(block_us<Block>(2), Block, 128)}},
+            .walks = {{Owner::queries, forward_policy(block_cycles<Block>(2), 2000, Block, 128)}},
             .num_walks = 1,
             .runs_here = runs_here,
             .fits = fits<D>,
@@ -180,8 +180,8 @@ Kernel block_backward(const char* name) {
             .block_q = Block,
             .block_k = Block,
             .mask_words = Block * Block / 64,
-            .walks = {{Owner::keys, backward_policy(block_us<Block>(4), Block, 256)},
-                      {Owner::queries, backward_policy(block_us<Block>(3), Block, 128)}},
+            .walks = {{Owner::keys, backward_policy(block_cycles<Block>(4), 4000, Block, 256)},
+                      {Owner::queries, backward_policy(block_cycles<Block>(3), 4000, Block, 128)}},
             .num_walks = 2,
             .runs_here = runs_here,
             .fits = fits<D>,

@@ -68,7 +68,8 @@ struct ForwardCycles {
     static constexpr double block(double widening = 0) {
         return std::max(2.0 * BlockQ * 64 * columns / flops_per_cycle, widening) + 100;
     }
-    static constexpr SchedulePolicy policy = any::forward_policy(any::cycles_us(block()), BlockQ, HeadDimV);
+    static constexpr double task = BlockQ == 128 || HeadDim > 256 ? 5000 : 1600;
+    static constexpr SchedulePolicy policy = any::forward_policy(block(), task, BlockQ, HeadDimV);
 };
 
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits>
@@ -76,13 +77,13 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Mach
     using C = ForwardCycles<D, HeadDim, HeadDimV, BlockQ, Splits>;
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
     constexpr double launch = 4;                      // us
-    constexpr double mask = 1.5 * BlockQ, task = BlockQ == 128 || HeadDim > 256 ? 5000 : 1600;
+    constexpr double mask = 1.5 * BlockQ;
     const int column_parts = any::column_parts<float>(p.head_dim_v);
     LayoutStats s = of_rows;
     s.blocks *= column_parts, s.masked *= column_parts, s.repeated *= column_parts, s.rows *= column_parts;
     const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
     const double widening = p.float8_cache ? 0.585 * 64 * C::columns : 0;  // read off an H200, too
-    const double blocks = s.blocks * C::block(widening) + s.masked * mask + double(s.rows) * (task + handed_on);
+    const double blocks = s.blocks * C::block(widening) + s.masked * mask + double(s.rows) * (C::task + handed_on);
     const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
     const double filled = double(p.seq_q) * Heads / BlockQ;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, filled, Heads);
@@ -204,10 +205,11 @@ struct BackwardCycles {
                                               : D != Dtype::f32 ? 1080
                                               : Splits          ? (HeadDim > 128 ? 156 : 235)
                                                                 : (HeadDim > 128 ? 323 : 445);
+    static constexpr double task = 4000;
     static constexpr double products(double columns) { return 2 * 64 * 64 * columns / flops_per_cycle; }
     // columns: of the products of a walk; sums: of a token.
     static constexpr SchedulePolicy policy(int columns, int sums) {
-        return any::backward_policy(any::cycles_us(products(columns)), 64, sums);
+        return any::backward_policy(products(columns), task, 64, sums);
     }
 };
 
@@ -216,18 +218,16 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     using K = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
     using C = BackwardCycles<D, HeadDim, Splits>;
     constexpr double width = dtype_row(D).bytes, launches = 15;  // us
-    constexpr double around = 450, mask = 150, task = 4000;      // cycles
+    constexpr double around = 450, mask = 150;         // cycles
     constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;
     const double parts = any::column_parts<float>(p.head_dim), parts_p = any::column_parts<float>(p.head_dim_v);
     const double columns = JoinsDkDv ? 4 * HeadDim + 3 * HeadDimV : parts * of_ds + parts_p * of_p;
-    const double cycles = s.blocks * (C::products(columns) + parts * around) + parts * (s.masked * mask + double(s.rows) * task);
-    const any::Spread spread =
-        any::Spread::of(p, s, machine, cycles, C::policy(2 * (HeadDim + HeadDimV), HeadDim), p.seq_k / 64.0);
+    const double cycles = s.blocks * (C::products(columns) + parts * around) + parts * (s.masked * mask + double(s.rows) * C::task);
     const double row_sums = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * width, machine, 1);
-    const double apart = launches + row_sums + any::repeated_queries_us(p, s, machine) + spread.join_us;
-    return any::overlapped(apart, any::compute_us(spread.cycles, machine), memory);
+    const double apart = launches + row_sums + any::repeated_queries_us(p, s, machine);
+    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>

@@ -129,10 +129,10 @@ struct ForwardCycles {
     static constexpr double block(double widening = 0) {
         return std::max({products / reached, elements, widening}) + 100;
     }
-    // In CTAs that share an SM each takes so many times as long.
-    static constexpr int ctas = of_one ? 2 : 1;
+    // CTAs that share an SM take turns at it.
+    static constexpr double task = of_one ? 700 : of_three ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     static constexpr SchedulePolicy policy =
-        any::forward_policy(ctas * any::cycles_us(block()), BlockQ, HeadDimV, double(ctas) / tile_ctas);
+        any::forward_policy(block(), task, BlockQ, HeadDimV, 1.0 / tile_ctas);
 };
 
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
@@ -140,14 +140,13 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& w
     using C = ForwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, MultipliesFloat8>;
     constexpr bool of_one = C::of_one, of_three = C::of_three;
     const Machine machine = of_tiles(whole, C::tile_ctas);
-    constexpr double task = of_one ? 700 : of_three ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     const bool is_ordered = s.gathered > 0;
     const double order = !is_ordered ? 0 : of_one ? 700 : 1400, launch = is_ordered ? 5 : 4;  // cycles; us
     const double handed_on = !s.is_piece ? 0 : of_one ? 2300 : 5100;  // cycles a task
     const double widened = has_few_rows(p, Heads) ? 0.076 : 0.12;  // a byte, read off 32 x 8K keys (H200)
     const double widening = p.float8_cache ? widened * BlockK * (HeadDim + HeadDimV) : 0;
     const double blocks =
-        s.blocks * C::block(widening) + s.masked * C::mask + double(s.rows) * (task + order + handed_on);
+        s.blocks * C::block(widening) + s.masked * C::mask + double(s.rows) * (C::task + order + handed_on);
     const double end = of_three ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
     const double cycles = (blocks + end + any::copied_cycles(p, s, of_one ? 7 : 10)) / Heads;
     const double filled = double(p.seq_q) * Heads / BlockQ;
@@ -490,18 +489,16 @@ struct BackwardCycles {
     static constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);
     // Where warpgroups take turns at dq, and where not.
     static constexpr double reached = (BlockQ == 64 ? 0.775 : 0.73) * (InOrder ? 0.96 : 1);
-    static constexpr double block = std::max(products / reached, 1900 * rows) + 100, mask = 150 * rows;
-    static constexpr SchedulePolicy policy =
-        any::backward_policy(any::cycles_us(block), BlockK, HeadDim + HeadDimV);
+    static constexpr double block = std::max(products / reached, 1900 * rows) + 100, mask = 150 * rows, task = 3000;
+    static constexpr SchedulePolicy policy = any::backward_policy(block, task, BlockK, HeadDim + HeadDimV);
 };
 
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool InOrder>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using C = BackwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, InOrder>;
-    constexpr double task = 3000, gap = InOrder ? 7000 * C::rows : 0;
+    constexpr double gap = InOrder ? 7000 * C::rows : 0;
     constexpr double launches = 15, addition = InOrder ? 2.5 : 0;  // us
-    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * task + s.gaps * gap;
-    const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, double(p.seq_k) / BlockK);
+    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * C::task + s.gaps * gap;
     const double heads = double(p.batch * p.heads_kv);
     const double at_once = std::min(double(s.rows) / heads, machine.lanes / std::min<double>(heads, heads_in_turn));
     const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
@@ -509,7 +506,8 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
         any::memory_us(1.5 * any::query_bytes(p) + (InOrder ? 1 : 2) * sums, machine, streamed) + at_once * addition;
     const double beside =
         any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
-    return any::overlapped(launches + around + spread.join_us, any::compute_us(spread.cycles, machine), beside);
+    const double join = any::join_us(s, machine, BlockQ);
+    return any::overlapped(launches + around + join, any::compute_us(cycles, machine), beside);
 }
 
 template <int HeadDim>
@@ -576,14 +574,14 @@ const char* block_backward_apart_fits(const Problem& p) {
 template <int HeadDim, int HeadDimV, bool JoinsDkDv, int TileCtas>
 struct ApartCycles {
     static constexpr int walks = JoinsDkDv ? 2 : 3, kernels = JoinsDkDv ? 1 : 3;
-    static constexpr double reached = TileCtas == 1 ? 0.77 : 0.41;
+    static constexpr double reached = TileCtas == 1 ? 0.77 : 0.41, task = 2000;  // of each walk
     static constexpr double of(int head_dims, int head_dims_v, int walks) {
         return std::max(8.0 * (head_dims * HeadDim + head_dims_v * HeadDimV) / TileCtas / reached, 3300.0 * walks);
     }
     static constexpr double block = of(JoinsDkDv ? 4 : 5, 3, walks);
     // Both walks of one kernel share the machine.
     static constexpr SchedulePolicy policy(double cycles, int columns) {
-        return any::backward_policy(any::cycles_us(cycles), 128, columns, (JoinsDkDv ? 0.5 : 1.0) / TileCtas);
+        return any::backward_policy(cycles, task, 128, columns, (JoinsDkDv ? 0.5 : 1.0) / TileCtas);
     }
     static constexpr SchedulePolicy by_key = policy(of(JoinsDkDv ? 2 : 3, 2, walks - 1), HeadDim + HeadDimV),
                                     by_query = policy(of(2, 1, 1), HeadDim);
@@ -594,17 +592,17 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
     using C = ApartCycles<HeadDim, HeadDimV, JoinsDkDv, TileCtas>;
     constexpr int walks = C::walks, kernels = C::kernels;
     const Machine machine = of_tiles(whole, TileCtas);
-    constexpr double mask = 300, task = 2000 * walks;
+    constexpr double mask = 300;
     constexpr double launches = JoinsDkDv ? 8 : 15;  // us
-    const double cycles = s.blocks * C::block + s.masked * mask + double(s.rows) * task;
-    const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::by_key, p.seq_k / 128.0, 1, TileCtas);
+    const double cycles = s.blocks * C::block + s.masked * mask + double(s.rows) * C::task * walks;
     const double around = any::memory_us(any::query_bytes(p), machine, streamed);
     const double bytes =
         kernels * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
     const double memory = any::memory_us(bytes, machine, beside_products) +
                           any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    const double apart = launches + around + any::repeated_queries_us(p, s, machine) + spread.join_us;
-    return any::overlapped(apart, any::compute_us(spread.cycles, machine), memory);
+    const double joins = 2 * any::join_us(s, machine, 128);
+    const double apart = launches + around + any::repeated_queries_us(p, s, machine) + joins;
+    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
 }
 
 template <int TileCtas>

@@ -340,9 +340,10 @@ int64_t parts_of(int64_t blocks, int64_t longest, const SchedulePolicy& policy) 
 }
 
 // The time of a walk whose rows are split into parts of at most so many blocks. A task waits about a block's time for
-// its first one. Workers take the longest task that is left; of the tasks that are as long as one, or longer, some worker
-// has its share, rounded up.
+// its first one. Workers take the longest task that is left: of the tasks that are as long as one, or longer, some worker
+// has its share, rounded up; and where they have several, they end some of the longest task's time apart.
 double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const SchedulePolicy& policy, int64_t workers) {
+    constexpr double apart = 0.25;
     std::map<int64_t, int64_t, std::greater<>> tasks;
     int64_t parts_in_all = 0;
     for (const auto& [blocks, count] : rows) {
@@ -352,13 +353,16 @@ double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const Sc
         tasks[blocks / parts] += count * (parts - longer);
         if (parts > 1) parts_in_all += count * parts;
     }
-    int64_t busiest = 0, met = 0, total = 0;
+    const auto task_us = [&](int64_t blocks) { return double(blocks + 1) * policy.block_us + policy.task_us; };
+    int64_t met = 0;
+    double busiest = 0, total = 0;
     for (const auto& [blocks, count] : tasks) {
-        met += count, total += count * (blocks + 1);
-        busiest = std::max(busiest, divide_up(met, workers) * (blocks + 1));
+        met += count, total += double(count) * task_us(blocks);
+        busiest = std::max(busiest, double(divide_up(met, workers)) * task_us(blocks));
     }
+    const double unevenness = met > workers ? apart * task_us(tasks.begin()->first) : 0;
     const double join = parts_in_all ? policy.join_us + double(parts_in_all) * policy.part_us : 0;
-    return double(std::max(busiest, divide_up(total, workers))) * policy.block_us + join;
+    return std::max(busiest, total / double(workers) + unevenness) + join;
 }
 
 // The length of parts with which the walk takes the least time, the longest of several. Workers may have a few parts

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "core/math.h"
 #include "plan/cache.h"
@@ -45,9 +44,7 @@ public:
           full_(double(layout.block_q) * layout.block_k), masks_(measure_masks(layout, by_key)),
           tokens_(count_tokens(by_key ? layout.queries : layout.keys, block_)),
           apart_((by_key ? layout.queries : layout.keys).modulus > 1),
-          repeats_((by_key ? layout.queries : layout.keys).away.empty() ||
-                   std::accumulate(tokens_.begin(), tokens_.end(), int64_t(0)) ==
-                       (by_key ? layout.extent.seq_q : layout.extent.seq_k)) {}
+          repeats_((by_key ? layout.queries : layout.keys).away.empty()) {}
 
     void add(Slice slice, double heads, LayoutStats& stats) {
         if (slice.begin == slice.end) return;
@@ -104,7 +101,7 @@ private:
     std::vector<double> masks_;
     std::vector<int32_t> tokens_;
     bool apart_;    // homes are in residue classes: their tokens are no neighbours either
-    bool repeats_;  // listed tokens stand at home as well, or nowhere else, and come one by one
+    bool repeats_;  // listed tokens stand at home as well
     Slice last_{0, 0};
     double worked_ = 0, listed_ = 0, homes_ = 0;  // the latter two: tokens gathered
     double gaps_ = 0;
