@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What a pass is expected to take, in clocks of one lane: products at the arch's rate, softmax by the vector, what each
 // block and each row of blocks moves besides, and the wider of that and main memory. Read off dense, windowed and
-// block-diagonal runs of 64x64 and 16x16 blocks at head_dim 64 and 128 (Zen 4): right for choosing among rows, no
-// promise.
+// block-diagonal runs of 64x64 and 16x16 blocks at head_dim 64 and 128 (Zen 4; forward_row on Sapphire Rapids): right for
+// choosing among rows, no promise.
 #pragma once
 
 #include "plan/kernel.h"
@@ -14,7 +14,7 @@ namespace {
 // Clocks a float: sums that a block's products load and store again; packing and writing back, once a row of blocks;
 // widening of 16-bit elements; rows that lie apart (strided_64k: 51 ns for the 1 KiB of a key), where a backward pass
 // brings home dq as well.
-constexpr double forward_touch = 0.05, backward_touch = 0.25, forward_row = 1.25, backward_row = 2.5, widen = 0.12,
+constexpr double forward_touch = 0.05, backward_touch = 0.25, forward_row = 0.8, backward_row = 2.5, widen = 0.12,
                  forward_apart = 0.5, backward_apart = 0.75;
 // Selecting by mask bits, and capping, as shares of softmax.
 constexpr double mask_share = 0.2, softcap_share = 1;

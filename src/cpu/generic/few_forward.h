@@ -135,6 +135,7 @@ struct FewLane {
         for (bool more = q.alive && w.next(); more;) {
             const Place at = keys(q, head_kind, w.block);
             const uint64_t* bits = mask_bits(args.layout, w.mask);
+            if (bits && see_all(q, at, bits)) bits = nullptr;
             more = w.next();
             visit(q, at, bits, more ? keys(q, head_kind, w.block) : Place{});
         }
@@ -155,6 +156,13 @@ struct FewLane {
             copy_rows(elements, args.q, one, int(p.head_dim), to);
             for (int c = 0; c < columns; c += lanes) store(to + c, load(to + c) * set1(factor));
         });
+    }
+
+    // A tile of fewer queries than it has places masks all of its blocks, although no query may lack a key.
+    static bool see_all(const Place& q, const Place& at, const uint64_t* bits) {
+        uint64_t seen = all_rows >> (64 - at.count);
+        each_bit(q.alive, [&](int place) { seen &= bits[place]; });
+        return seen == all_rows >> (64 - at.count);
     }
 
     // ---- a block ----
@@ -317,7 +325,8 @@ Cost few_cost(const Problem& p, const LayoutStats& stats, const Machine& machine
     const size_t key_bytes = p.float8_cache ? sizeof(Float8) : sizeof(T);
     double clocks = stats.pairs * (few_vector * dims / lanes + few_pair + softmax_clocks * (1 + cap) / lanes);
     clocks += stats.blocks / heads * few_keys * dims * (few_float + (key_bytes < sizeof(float) ? widen : 0));
-    clocks += double(p.batch * p.heads_q * p.seq_q) * few_row + stats.masked / heads * few_rows * few_masked;
+    const double rows = p.seq_q < few_rows / heads ? double(p.seq_q * heads) : few_rows;  // of a tile
+    clocks += double(p.batch * p.heads_q * p.seq_q) * few_row + stats.masked / heads * rows * few_masked;
     const double rows_k = double(p.sequences()) * double(p.heads_kv) * double(p.seq_k);
     const double compute_us = clocks / (1e3 * machine.clock * machine.lanes),
                  memory_us = rows_k * dims * double(key_bytes) / (1e3 * machine.bandwidth);

@@ -13,6 +13,8 @@ namespace {
 // waves of rows take ranges of keys; clocks of a query row, of a pair beyond its flops where dims lie in lanes, and a
 // byte of Real for a query row to meet a range of keys backward: its q, dout and dq, list, p and ds are fetched.
 constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8, cell = 175;
+// Clocks a float of rows that are widened, or copied to whole vectors, for one query of one head (Sapphire Rapids).
+constexpr double copied_float = 0.15;
 constexpr double near_bytes = 1 << 20;  // of keys and values of a kv head
 // Clocks a byte of a key where heads lie in lanes: it is copied, and backward its sums are loaded and stored, too; and of
 // a list, however short (random lists of 4 to 64 keys, Sapphire Rapids).
@@ -49,6 +51,8 @@ Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machin
         clocks += cells(p, stats, machine.lanes) * cell * sizeof(Real);
     else  // what is gathered for dq is met again by dk and dv, which are loaded and stored
         clocks += gathered_clocks(p, stats, sizeof(T)) * 5.5;
+    const bool is_copied = sizeof(T) < sizeof(Real) || (p.head_dim | p.head_dim_v) % lanes != 0;
+    if (pass == Pass::forward && is_copied) clocks += stats.gathered * vectors * lanes * copied_float;
     return gather_cost(clocks + double(stats.rows) * gather_row, machine);
 }
 

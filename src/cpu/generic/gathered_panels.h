@@ -77,9 +77,7 @@ private:
         if (i >= keys_.count) return zeros_;
         const Element* from = address<Element>(x, keys_, i);
         if (x.column == 1 && columns % step_terms == 0) return from;
-        const int64_t whole = staged_columns(columns);
-        for (int c = 0; c < columns; ++c) copy[c] = from[c * x.column];
-        __builtin_memset((void*)(copy + columns), 0, size_t(whole - columns) * sizeof(Element));
+        copy_row(from, x.column, columns, copy);
         return copy;
     }
 

@@ -61,8 +61,12 @@ struct Elements {
 template <class T>
 inline void load_row(const T* in, int64_t stride, int columns, Real* out) {
     int c = 0;
-    if (stride == 1)
+    if (stride == 1 && columns >= lanes) {
         for (; c + lanes <= columns; c += lanes) store(out + c, load_wide(in + c));
+        // The last vector steps back over elements that are there already.
+        if (c < columns) store(out + columns - lanes, load_wide(in + columns - lanes));
+        return;
+    }
     for (; c < columns; ++c) out[c] = to_real(in[c * stride]);
 }
 

@@ -5,10 +5,11 @@
 //     pT             = exp2(scale_log2 sT - m)  in float32, then rounded, two keys side by side: a right panel
 //     oT[dim][query] += vT . pT                vT: left panel
 //
-// K and V are packed once a call, before the tasks, for every query block that meets them; those of tiles that list
-// their keys where they are met, for few queries do. Where an arch takes rows, K is not packed if its rows lie side by
-// side. Scores, sums and the state are float32; l sums what pT was before it was rounded, and before it was lifted
-// (lift.h), as oT is until a task ends.
+// K and V are packed once a call, before the tasks, for every query block that meets them. Where one block alone meets
+// them, as few queries do, they are packed there, so that panels stay in L1 and L2; so are those of tiles that list their
+// keys. Where an arch takes rows, K is not packed if its rows lie side by side, or for one use if they are whole lines.
+// Scores, sums and the state are float32; l sums what pT was before it was rounded, and before it was lifted (lift.h),
+// as oT is until a task ends.
 //
 // 32 queries of a block and those of its keys that they see, in steps of 32, are a unit of work. Tile products keep the
 // vector units idle and the other way round. So several units are under way: while the scores of one are made, and p v
@@ -50,6 +51,9 @@ struct PanelSpace {
     int64_t lane_tiles;
 };
 
+// Whether blocks of keys meet one tile of queries.
+inline bool keys_meet_once(const Problem& p, int bq) { return p.seq_q <= bq && p.group() == 1; }
+
 template <int bq, int bk>
 struct PanelScratch {
     Tile *q, *k, *v;           // [steps][bq / 16], [bk / 16][steps], [tiles of head_dim_v][bk / 32]
@@ -80,7 +84,7 @@ inline PanelSpace carve_panels(Carver& carver, const Problem& p, const LayoutVie
     PanelScratch<bq, bk>(lane, p);
     PanelSpace space;
     space.floats = carve_forward<bq, bk>(carver, p, tasks, most_in_turn * num_lanes, true);
-    space.homes = layout.by_key.rows - layout.keys.listed;
+    space.homes = layout.by_query.rows == 1 && keys_meet_once(p, bq) ? 0 : layout.by_key.rows - layout.keys.listed;
     const int64_t blocks = p.batch * p.heads_kv * space.homes;
     space.keys = carver.take<Tile>(blocks * PanelScratch<bq, bk>::key_tiles(p));
     space.key_rows = carver.take<const Tile*>(blocks);
@@ -101,12 +105,16 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     struct Unit {
         Span steps;             // of 32 keys
         int first;              // query
-        bool has_rows;          // of K, for its tiles
         const uint64_t* bits;
-        const Tile *k, *v;      // of the block
+        const Tile* v;          // of the block
         Real* s;                // [bk][32]
         Tile* p = nullptr;      // [bk / 32][2], once its scores are made
         int half() const { return first / unit_queries; }
+    };
+    // Tiles of K: a panel, or rows of the tensor, sixteen of which lie where a tile would.
+    struct KeyTiles {
+        const Tile* first;
+        int64_t below, row_bytes, step_bytes;  // below: tiles, from a row of them to the next
     };
     // A unit's sT becomes pT: a share of the pairs of keys each call, and at the end what is left. Inlined into loops
     // of products, all that changes lies in registers.
@@ -219,6 +227,27 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         pack_terms_left(stage(args.v, at, int(p.head_dim_v), bk, scratch.rows), bk, int(p.head_dim_v), out);
     }
 
+    KeyTiles panel_of(const Tile* first) const {
+        return {first, steps_of(p.head_dim), tile_row_bytes, int64_t(sizeof(Tile))};
+    }
+    static KeyTiles rows_of_keys(const void* first, int64_t row_bytes) {
+        return {(const Tile*)first, tile_rows * row_bytes / int64_t(sizeof(Tile)), row_bytes, tile_row_bytes};
+    }
+    KeyTiles tiles_of_home(int64_t plane, int64_t home) const {
+        const Tile* const rows = key_rows(plane, home);
+        return rows ? rows_of_keys(rows, p.head_dim * int64_t(sizeof(Element))) : panel_of(home_k(plane, home));
+    }
+    // For one use rows are not worth packing, though they lie apart.
+    KeyTiles tiles_met_once(const Place& at) {
+        const int64_t row_bytes = args.k.row * at.stride * int64_t(sizeof(Element));
+        if (takes_rows && are_steps(args.k, at, int(p.head_dim), bk) && row_bytes > 0) {
+            const Element* const rows = address<Element>(args.k, at);
+            if ((uintptr_t(rows) | uintptr_t(row_bytes)) % line_bytes == 0) return rows_of_keys(rows, row_bytes);
+        }
+        pack_k(at, scratch.k);
+        return panel_of(scratch.k);
+    }
+
     void pack_home(int64_t index) {
         const int64_t plane = index / panels.homes, home = index % panels.homes;
         const Place at = shared_keys(plane, int32_t(args.layout.keys.listed + home));
@@ -270,7 +299,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     // out = oT / l, rounded before it is transposed: pairs of dims are words then, half as many as numbers.
     void finish(const Place& at) {
         const bool is_whole = args.piece.is_first && args.piece.is_last && at.count > 0;
-        if (!is_whole || args.out.column != 1 || p.head_dim_v % step_terms != 0) return Lane::finish(at);
+        if (!is_whole || args.out.column != 1) return Lane::finish(at);
         const uint64_t owned = at.owned & all_rows >> (64 - at.count);
         const double sink = sink_of(args.sink_logits, at.head);
         Real factors[bq] = {};
@@ -286,14 +315,15 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     }
     void store_result(const Place& at, uint64_t owned, int first, int64_t d, Vec factor) {
         Tile tile;
-        for (int pair = 0; pair < tile_rows; ++pair) {
+        const int columns = least(p.head_dim_v - d, step_terms);
+        for (int pair = 0; pair < (columns + 1) / 2; ++pair) {
             const Real* x = state.out + (d + 2 * pair) * bq + first;
             store_pairs_to_even(tile.rows[pair], load(x) * factor, load(x + bq) * factor);
         }
         transpose_tile(tile);
         for (int i = 0; i < tile_rows; ++i)
             if (owned >> (first + i) & 1)
-                __builtin_memcpy(address<Element>(args.out, at, first + i) + d, tile.rows[i], sizeof tile.rows[i]);
+                copy_elements(tile.rows[i], columns, address<Element>(args.out, at, first + i) + d);
     }
 
     void unlift() {
@@ -322,25 +352,36 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         met_mask |= bits != nullptr;
         const uint64_t apart = is_anew && bits ? rows_not_finite(elements, args.v, at, int(p.head_dim_v)) : 0;
         const int32_t home = block - args.layout.keys.listed;
-        const bool is_home = home >= 0 && !(is_anew && bits);
+        const bool is_home = home >= 0 && panels.homes > 0 && !(is_anew && bits);
         const int64_t plane = at.batch * p.heads_kv + at.head;
-        if (!is_home) {
-            pack_k(at, scratch.k);
-            pack_v(without(at, apart), scratch.v);
-        }
+        if (!is_home) pack_v(without(at, apart), scratch.v);
+        if (panels.homes == 0) fetch_next();
         const Ahead next = after_block(plane);
         ahead.at = next.at, ahead.end = next.end;
-        const Tile* const rows = is_home ? key_rows(plane, home) : nullptr;
-        const Tile *k = rows ? rows : is_home ? home_k(plane, home) : scratch.k,
-                   *v = is_home ? home_v(plane, home) : scratch.v;
+        const KeyTiles k = is_home ? tiles_of_home(plane, home) : tiles_met_once(at);
+        const Tile* const v = is_home ? home_v(plane, home) : scratch.v;
         for (int first = 0; first < bq; first += unit_queries) {
             const Span steps = bits ? steps_kept<bq>(bits, bk, first) : Span{0, bk / step_terms};
             if (steps.count == 0) continue;
-            meet({steps, first, rows != nullptr, bits, k, v, scratch.s + turn * bk * unit_queries});
+            meet({steps, first, bits, v, scratch.s + turn * bk * unit_queries}, k);
             if (is_anew) drain();
             if (apart != 0) add_apart(at, apart, bits, unit);
         }
         if (!is_home) drain();
+    }
+
+    // Rows of the next block, which none has packed.
+    void fetch_next() const {
+        const int32_t next = next_block();
+        if (next == no_block) return;
+        const Place at = Lane::keys(queries, args.layout.kind_of_head[task.head], next);
+        each_bit(at.alive, [&](int i) {
+            fetch_row(address<Element>(args.k, at, i), p.head_dim);
+            fetch_row(address<Element>(args.v, at, i), p.head_dim_v);
+        });
+    }
+    static void fetch_row(const Element* row, int64_t columns) {
+        for (int64_t c = 0; c < columns; c += step_terms) prefetch_far(row + c);
     }
 
     // Panels of the block after this one, or this lane's share of them; after the last, rows of out.
@@ -348,7 +389,7 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         const int32_t next = next_block();
         if (next == no_block) return rows_of(args.out, queries, p.head_dim_v);
         const int64_t home = next - args.layout.keys.listed;
-        if (home < 0) return {};
+        if (home < 0 || panels.homes == 0) return {};
         const Tile* const begin = key_rows(plane, home) ? home_v(plane, home) : home_k(plane, home);
         const Tile* const end = home_v(plane, home) + Scratch::v_tiles(p);
         const int64_t bytes = (end - begin) * int64_t(sizeof(Tile)) / turns;
@@ -369,13 +410,13 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
     // ---- a unit ----
 
     // Scores of a unit, and p . v of queries for which enough units wait, both beside the exponentials of the last.
-    void meet(const Unit& next) {
+    void meet(const Unit& next, const KeyTiles& k) {
         const int steps = steps_of(p.head_dim);
-        const Terms terms{next.k + next.steps.first * unit_tiles * steps, scratch.q + next.first / tile_rows, steps};
+        const Tile* const first_k = k.first + next.steps.first * unit_tiles * k.below;
+        const Terms terms{first_k, scratch.q + next.first / tile_rows, steps};
         Real* s = next.s + next.steps.first * step_terms * unit_queries;
-        const int64_t row_bytes = next.has_rows ? p.head_dim * int64_t(sizeof(Element)) : tile_row_bytes;
-        const int64_t step_bytes = next.has_rows ? tile_row_bytes : int64_t(sizeof(Tile));
-        const TileProduct product{&terms, 1, steps, bq / tile_rows, s, unit_queries, false, row_bytes, step_bytes};
+        const TileProduct product{&terms,       1,     k.below,     bq / tile_rows, s,
+                                  unit_queries, false, k.row_bytes, k.step_bytes};
         const int calls = next.steps.count * steps + calls_of_waiting(most_waiting_units);
         exponentiate(calls, [&](auto& meanwhile) SPATTN_INLINE {
             multiply_panels<Store::set>(product, 0, next.steps.count * unit_tiles, unit_tiles, meanwhile);
@@ -598,7 +639,7 @@ void panel_forward(const ForwardArgs& args) {
     Carver carver{(uintptr_t)args.workspace};
     PanelForwardCall call{
         &args, carve_panels<bq, bk>(carver, *args.problem, args.layout, args.tasks, args.parallel->lanes()), 0, 0, 0};
-    args.parallel->run(panel_forward_homes<bq, bk>, &call);
+    if (call.space.homes > 0) args.parallel->run(panel_forward_homes<bq, bk>, &call);
     args.parallel->run(panel_forward_tasks<bq, bk>, &call);
     if (args.tasks.num_joins > 0) args.parallel->run(panel_forward_joins<bq, bk>, &call);
 }

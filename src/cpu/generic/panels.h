@@ -27,22 +27,36 @@ inline bool are_steps(const TensorView& x, const Place& at, int columns, int row
     return are_whole && x.row * at.stride % 2 == 0 && (uintptr_t)address<Element>(x, at) % (2 * sizeof(Element)) == 0;
 }
 
+// Parts have sizes that the compiler knows: a call of memcpy for each row took a third of the time of 7 queries on
+// 4,096 keys at head_dim 72.
+inline void copy_elements(const Element* from, int count, Element* to) {
+    constexpr int part = 8;
+    int i = 0;
+    for (; i + step_terms <= count; i += step_terms) __builtin_memcpy(to + i, from + i, step_terms * sizeof(Element));
+    for (; i + part <= count; i += part) __builtin_memcpy(to + i, from + i, part * sizeof(Element));
+    for (; i < count; ++i) to[i] = from[i];
+}
+
+// A row in whole steps, with zeros behind it.
+inline void copy_row(const Element* from, int64_t stride, int columns, Element* row) {
+    const int64_t whole = staged_columns(columns);
+    if (whole > columns) __builtin_memset((void*)(row + whole - step_terms), 0, step_terms * sizeof(Element));
+    if (stride == 1)
+        copy_elements(from, columns, row);
+    else
+        for (int c = 0; c < columns; ++c) row[c] = from[c * stride];
+}
+
 // `rows` of them, however many tokens the tile has.
 inline Staged stage(const TensorView& x, const Place& at, int columns, int rows, Element* out) {
     if (are_steps(x, at, columns, rows)) return {address<Element>(x, at), x.row * at.stride};
     const int64_t ld = staged_columns(columns);
     for (int i = 0; i < rows; ++i) {
         Element* row = out + i * ld;
-        const bool alive = i < at.count && (at.alive >> i & 1);
-        if (alive) {
-            const Element* from = address<Element>(x, at, i);
-            if (x.column == 1)
-                __builtin_memcpy(row, from, size_t(columns) * sizeof(Element));
-            else
-                for (int c = 0; c < columns; ++c) row[c] = from[c * x.column];
-        }
-        const int filled = alive ? columns : 0;
-        __builtin_memset(row + filled, 0, size_t(ld - filled) * sizeof(Element));
+        if (i < at.count && (at.alive >> i & 1))
+            copy_row(address<Element>(x, at, i), x.column, columns, row);
+        else
+            __builtin_memset(row, 0, size_t(ld) * sizeof(Element));
     }
     return {out, ld};
 }
