@@ -47,6 +47,12 @@ bool Composite::borrows() const {
     return std::any_of(parts_.begin(), parts_.end(), [](const PatternRef& part) { return part->borrows(); });
 }
 
+size_t Composite::bytes() const {
+    size_t bytes = 0;
+    for (const PatternRef& part : parts_) bytes += part->bytes();
+    return bytes;
+}
+
 int64_t Composite::period() const {
     int64_t period = 1;
     for (const PatternRef& part : parts_) {

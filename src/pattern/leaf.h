@@ -36,6 +36,7 @@ public:
     std::string print() const override;
     std::string identity() const override;
     void save(ByteWriter& out) const override;
+    size_t bytes() const override { return given_.size() * sizeof(int64_t); }
 
 protected:
     virtual std::vector<int64_t> canonical() const { return given_; }

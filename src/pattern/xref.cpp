@@ -122,6 +122,15 @@ public:
 
     std::string identity() const override { return text_with(digest_); }
 
+    size_t bytes() const override {
+        size_t bytes = 0;
+        for (const auto& stretch : stretches_) {
+            const size_t numbers = stretch->ids.capacity() + stretch->symbols.capacity() + stretch->end.capacity();
+            bytes += numbers * sizeof(int64_t) + stretch->spans.capacity() * sizeof(Span);
+        }
+        return bytes;
+    }
+
     void save(ByteWriter& out) const override {
         out.node(Node::xref);
         out.array(numbers_of(params_));
