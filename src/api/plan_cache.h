@@ -3,7 +3,6 @@
 #pragma once
 
 #include <list>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 
@@ -15,7 +14,7 @@ namespace spattn {
 // whatever its size, or a loop over one huge mask would make its plan in every turn.
 class PlanCache {
 public:
-    PlanCache(size_t plans, size_t bytes) : most_plans_(plans), most_bytes_(bytes) {}
+    PlanCache(size_t plans, size_t bytes);
     bool keeps_none() const { return most_plans_ == 0; }
     Ref<const spattn_plan> find(const std::string& key);
     // Keeps `plan`, or returns the plan that another thread has kept under the key meanwhile.
@@ -30,7 +29,6 @@ private:
     bool is_over() const { return entries_.size() > most_plans_ || (bytes_ > most_bytes_ && entries_.size() > 1); }
 
     const size_t most_plans_, most_bytes_;
-    std::mutex mutex_;
     std::list<Entry> entries_;  // most recently used first
     size_t bytes_ = 0;          // of all entries
     std::unordered_map<std::string, std::list<Entry>::iterator> by_key_;
