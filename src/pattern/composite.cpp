@@ -8,7 +8,8 @@
 
 namespace spattn {
 
-// Recursion over 200 levels, of texts and of all that is asked of patterns, stays within a thread's stack of 128 KiB.
+// Recursion over 200 levels, of texts and of all that is asked of patterns, stays within a thread's stack of 128 KiB. Only
+// a plan of so many grids in grids takes 160.
 constexpr int32_t most_levels = 200, most_nodes = 1 << 16;
 
 Composite::Composite(Patterns parts, int most_runtime) : parts_(std::move(parts)) {
