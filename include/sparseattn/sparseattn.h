@@ -174,7 +174,7 @@ typedef struct spattn_context_options {
     spattn_cancel_fn cancel; /* NULL = calls end when they are done */
     void* cancel_user;
 } spattn_context_options;
-
+/* Kept plans hold up to 256 MiB together, or 4 MiB for each of more than 64; the last one is kept whatever it holds. */
 SPATTN_API spattn_status spattn_context_create(const spattn_context_options* options, /* NULL = all defaults */
                                                spattn_context** result);
 SPATTN_API void spattn_context_retain(const spattn_context* context);

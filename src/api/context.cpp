@@ -20,6 +20,13 @@ void check_options(const spattn_context_options& o) {
     require_range(o.plan_cache, -1, int64_t(1) << 20, "options.plan_cache");
 }
 
+constexpr size_t default_plans = 64;
+
+// What kept plans may hold together. A plan of an analytic pattern holds some hundred KiB, one of a boolean mask of 4K x
+// 4K 3 to 7 MiB: 64 of the former, or three dozen of the latter, have room, and a program that brings a mask of its own
+// in every call stays at what a process can spare. Who asks for more plans gets room for them in the same proportion.
+size_t bytes_for(size_t plans) { return std::max(plans, default_plans) * (size_t(4) << 20); }
+
 }  // namespace
 
 spattn_status spattn_context_create(const spattn_context_options* given, spattn_context** result) {
@@ -30,8 +37,8 @@ spattn_status spattn_context_create(const spattn_context_options* given, spattn_
         auto device = make_ref<Device>(options);
         device->log(SPATTN_LOG_INFO,
                     text("context on ", describe_device(device->id()), ", ", device->parallel().lanes(), " threads"));
-        const int64_t plans = options.plan_cache ? std::max<int64_t>(options.plan_cache, 0) : 64;
-        return make_ref<spattn_context>(std::move(device), size_t(plans));
+        const size_t plans = options.plan_cache ? size_t(std::max<int64_t>(options.plan_cache, 0)) : default_plans;
+        return make_ref<spattn_context>(std::move(device), plans, bytes_for(plans));
     });
 }
 

@@ -146,6 +146,18 @@ Ref<const spattn_plan> find_or_make_plan(const spattn_context& context, const Pa
 
 using namespace spattn;
 
+size_t spattn_plan::bytes() const {
+    CountBytes tasks;
+    TasksView unused;
+    for (const PassPlan* pass : {&compiled.forward, &compiled.backward})
+        for (const PiecePlan& piece : pass->pieces) {
+            each_array(piece.schedule, unused, tasks);
+            each_array(piece.second_schedule, unused, tasks);
+            for (const Schedule& schedule : piece.portions.schedules) each_array(schedule, unused, tasks);
+        }
+    return pattern->bytes() + compiled.layout_bytes + tasks.bytes + placed.block.bytes();
+}
+
 spattn_status spattn_plan_create(const spattn_context* context, const spattn_pattern* pattern,
                                  const spattn_problem* given, spattn_stream stream, spattn_plan** result) {
     return guard_result(__func__, result, [&] {

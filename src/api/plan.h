@@ -14,6 +14,10 @@ struct spattn_plan : spattn::RefCounted {
         return op == SPATTN_OP_FORWARD ? compiled.forward : compiled.backward;
     }
 
+    // What its arrays and its pattern's take, on the host and, where it has a copy, on the device. The rest is some ten
+    // KiB, whatever the plan.
+    size_t bytes() const;
+
     spattn::Ref<const spattn::Device> device;
     spattn::PatternRef pattern, known;  // known: of a pattern with lists at run time, the part that is known, or null
     spattn::Problem given{};  // what calls bring; differs from compiled.problem where it is empty: api/empty.h

@@ -28,6 +28,7 @@ public:
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
 
     bool borrows() const override { return rows_.borrows(); }
+    size_t bytes() const override { return rows_.bytes(); }
 
     void save(ByteWriter& out) const override {
         out.node(Node::bsr);

@@ -54,6 +54,14 @@ public:
 
     void node(Node node);
     void number(int64_t number);
+    // number_of(i) for each i below `count`, asked only where bytes are kept.
+    template <class Number>
+    void numbers(int64_t count, Number number_of) {
+        if (keeps_ == Keeps::size)
+            size_ += 8 * size_t(count);
+        else
+            for (int64_t i = 0; i < count; ++i) number(number_of(i));
+    }
     void string(const std::string& text);
     void array(const IndexArray& array);
     const std::string& bytes() const { return bytes_; }

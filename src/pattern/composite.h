@@ -15,6 +15,7 @@ public:
     void check(const Extent& extent) const override;
     bool counts_rows() const override;
     bool borrows() const override;
+    size_t bytes() const override;
     int64_t period() const override;  // of all parts together
 
     const Patterns& parts() const { return parts_; }

@@ -45,6 +45,7 @@ public:
     std::string identity() const override { return "transpose(" + parts()[0]->identity() + ')'; }
     void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
+    size_t bytes() const override { return Composite::bytes() + rows_.bytes(); }
 
 private:
     SparseRows rows_;
@@ -61,6 +62,7 @@ public:
     }
 
     bool borrows() const override { return rows_.borrows(); }
+    size_t bytes() const override { return rows_.bytes(); }
 
     // Not where far more keys than pairs would take memory.
     PatternRef transposed() const override {

@@ -26,6 +26,9 @@ namespace {
 constexpr size_t most_axes = 8;
 // The key of a block is where its tokens lie, the number and key of each axis that is partial, then this.
 constexpr int64_t end_of_axes = -1;
+// A part of more levels is asked once about an empty block, and not again how far that goes: of grids in grids, each would
+// double the questions.
+constexpr int32_t most_levels_asked_again = 8;
 
 struct Digit {
     size_t axis;
@@ -62,6 +65,8 @@ public:
     }
     // Each part has an extent of its own, whose rows are the places on its axis.
     bool counts_rows() const override { return false; }
+    // None is known, though parts may have one: so many places further on, an axis looks alike, but tokens leave its row,
+    // or its tile, before. And parts list no more keys than their axes have places.
     int64_t period() const override { return 1; }
     PatternRef transposed() const override { return make_ref<Grid>(sizes_, tile_, transposed_parts()); }
 
@@ -218,6 +223,7 @@ Box Grid::box(int64_t first, int64_t last) const {
 int64_t Grid::empty_until(const Plane& plane, size_t axis, Interval queries, int64_t key) const {
     const auto digit = std::find_if(digits_.begin(), digits_.end(), [&](const Digit& d) { return d.axis == axis; });
     if (digit == digits_.end()) return forever;
+    if (parts()[axis]->levels > most_levels_asked_again) return key;
     const int64_t value = key / digit->tokens % digit->radix, unit = digit->places;
     const Block column{queries.begin, queries.end - queries.begin, value * unit, unit};
     Key unused;

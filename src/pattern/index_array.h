@@ -28,6 +28,7 @@ public:
     int64_t operator[](int64_t i) const { return narrow_ ? narrow_[i] : wide_[i]; }
     int64_t size() const { return size_; }
     bool is_narrow() const { return narrow_ != nullptr; }
+    size_t bytes() const { return owned_narrow_.size() * sizeof(int32_t) + owned_wide_.size() * sizeof(int64_t); }
     bool is_borrowed() const { return owned_wide_.empty() && owned_narrow_.empty() && size_ > 0; }
 
 private:

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdio>
 #include <iterator>
+#include <memory>
 
 #include "pattern/bytes.h"
 
@@ -27,12 +28,13 @@ std::string short_list(const std::vector<int64_t>& numbers, const std::string& i
 }
 
 std::string ListLeaf::print() const {
-    const std::lock_guard lock(text_lock_);
-    if (text_.empty()) {
-        const bool is_short = given_.size() <= printed_numbers;
-        text_ = std::string(name_) + '(' + (is_short ? list(given_) : short_list(given_, identity())) + ')';
-    }
-    return text_;
+    if (const std::string* kept = text_.load(std::memory_order_acquire)) return *kept;
+    const bool is_short = given_.size() <= printed_numbers;
+    const std::string numbers = is_short ? list(given_) : short_list(given_, identity());
+    auto made = std::make_unique<const std::string>(std::string(name_) + '(' + numbers + ')');
+    const std::string* kept = nullptr;  // or what another thread has made meanwhile
+    if (text_.compare_exchange_strong(kept, made.get(), std::memory_order_acq_rel)) kept = made.release();
+    return *kept;
 }
 
 std::string ListLeaf::identity() const { return std::string(name_) + '(' + list(canonical()) + ')'; }

@@ -2,7 +2,7 @@
 // Patterns that are a name and numbers.
 #pragma once
 
-#include <mutex>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -33,9 +33,11 @@ std::string short_list(const std::vector<int64_t>& numbers, const std::string& i
 class ListLeaf : public Pattern {
 public:
     ListLeaf(const char* name, std::vector<int64_t> given) : name_(name), given_(std::move(given)) {}
+    ~ListLeaf() override { delete text_.load(std::memory_order_relaxed); }
     std::string print() const override;
     std::string identity() const override;
     void save(ByteWriter& out) const override;
+    size_t bytes() const override { return given_.size() * sizeof(int64_t); }
 
 protected:
     virtual std::vector<int64_t> canonical() const { return given_; }
@@ -44,8 +46,9 @@ protected:
 private:
     const char* name_;
     std::vector<int64_t> given_;
-    mutable std::mutex text_lock_;
-    mutable std::string text_;  // kept: plans ask again and again, and hashing a long list takes a while
+    // Null before the first question, then kept: plans ask again and again, and hashing a long list takes a while. No
+    // lock guards it, which another thread might hold in the moment of a fork(): the child would wait for ever.
+    mutable std::atomic<const std::string*> text_ = nullptr;
 };
 
 // Keeps no pair, whatever the position. (sink(0) does before position 0.)

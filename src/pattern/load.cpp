@@ -39,32 +39,34 @@ private:
             return make();
         } catch (const Error& error) {
             if (error.argument == "bytes") throw;
-            refuse(start, error.argument + ' ' + error.message);
+            refuse(start, error);
         }
     }
 
-    [[noreturn]] void refuse(size_t at, const std::string& what) {
+    [[noreturn, gnu::noinline]] void refuse(size_t at, const std::string& what) {
         fail(SPATTN_E_FORMAT, "bytes", text("byte ", at, ": ", what));
+    }
+
+    [[noreturn, gnu::noinline]] void refuse(size_t start, const Error& error) {
+        refuse(start, error.argument + ' ' + error.message);
     }
 
     // ---- nodes ----
 
+    // Each level of a pattern takes a frame of this function and one of composition(), and a thread may have a stack of
+    // 128 KiB, as musl gives. So what is no way down to the next level has its arrays and texts in frames of its own.
     PatternRef node(int depth) {
         const size_t start = at_;
-        if (depth > most_depth) refuse(start, text("a pattern at level ", depth, "; expected at most ", most_depth));
+        if (depth > most_depth) refuse_depth(depth);
         need(1);
         const auto tag = Node(bytes_[at_++]);
         switch (tag) {
             case Node::text:
-                return leaf(start);
             case Node::csr:
-                return csr(start);
             case Node::bsr:
-                return bsr(start);
             case Node::mask:
-                return mask(start);
             case Node::xref:
-                return xref(start);
+                return end_node(start, tag);
             case Node::union_of:
             case Node::intersection_of:
             case Node::difference_of:
@@ -77,7 +79,33 @@ private:
             case Node::grid:
                 return composition(start, tag, depth);
         }
-        refuse(start, text("tag ", int(tag), "; expected 1 to ", int(Node::grid)));
+        refuse_tag(start, tag);
+    }
+
+    [[noreturn, gnu::noinline]] void refuse_depth(int depth) {
+        refuse(at_, text("a pattern at level ", depth, "; expected at most ", most_depth));
+    }
+    [[noreturn, gnu::noinline]] void refuse_tag(size_t at, Node tag) {
+        refuse(at, text("tag ", int(tag), "; expected 1 to ", int(Node::grid)));
+    }
+    [[noreturn, gnu::noinline]] void refuse_parts(size_t at, int64_t count) {
+        refuse(at, text(count, " parts; expected a number that fits the tag and the bytes left"));
+    }
+
+    // One that has no parts.
+    [[gnu::noinline]] PatternRef end_node(size_t start, Node tag) {
+        switch (tag) {
+            case Node::csr:
+                return csr(start);
+            case Node::bsr:
+                return bsr(start);
+            case Node::mask:
+                return mask(start);
+            case Node::xref:
+                return xref(start);
+            default:
+                return leaf(start);
+        }
     }
 
     PatternRef composition(size_t start, Node tag, int depth) {
@@ -88,14 +116,14 @@ private:
         const int64_t least = tag == Node::difference_of ? 2 : 1;
         // Every part takes a byte and more.
         if (count < least || (is_single && count != 1) || uint64_t(count) > size_ - at_) {
-            refuse(at, text(count, " parts; expected a number that fits the tag and the bytes left"));
+            refuse_parts(at, count);
         }
         Patterns parts;
         for (int64_t i = 0; i < count; ++i) parts.push_back(node(depth + 1));
         return made(start, [&] { return compose(tag, std::move(parts)); });
     }
 
-    PatternRef compose(Node tag, Patterns parts) {
+    [[gnu::noinline]] PatternRef compose(Node tag, Patterns parts) {
         switch (tag) {
             case Node::union_of:
                 return make_union(std::move(parts));

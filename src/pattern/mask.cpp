@@ -98,15 +98,16 @@ public:
     void selection(const Plane& plane, Key& key) const override { key.push_back(chosen(plane)); }
 
     bool borrows() const override { return rows_->borrows(); }
+    size_t bytes() const override { return rows_->bytes(); }
 
     // Rows of 64-bit words, the first key in the lowest bit.
     void save(ByteWriter& out) const override {
         out.node(Node::mask);
         for (int64_t size : {sizes_.batch, sizes_.heads, sizes_.seq_q, sizes_.seq_k}) out.number(size);
-        for (int64_t row = 0; row < sizes_.planes() * sizes_.seq_q; ++row) {
-            for (int64_t at = 0; at < ceil_div(sizes_.seq_k, 64); ++at)
-                out.number(int64_t(rows_->word(row / sizes_.seq_q, row % sizes_.seq_q, at)));
-        }
+        const int64_t words = ceil_div(sizes_.seq_k, 64);
+        for (int64_t plane = 0; plane < sizes_.planes(); ++plane)
+            out.numbers(sizes_.seq_q * words,
+                        [&](int64_t i) { return int64_t(rows_->word(plane, i / words, i % words)); });
     }
 
     void check(const Extent& extent) const override {

@@ -26,6 +26,7 @@ public:
     // Keys [64 * at, 64 * at + 64) of a row, the first in the lowest bit; 0 beyond the last key.
     virtual uint64_t word(int64_t plane, int64_t row, int64_t at) const = 0;
     virtual bool borrows() const = 0;
+    virtual size_t bytes() const = 0;  // of its own
 };
 
 // Up to 64 bytes as bits: 1 where they are not 0.
@@ -43,6 +44,7 @@ public:
         return bits_[size_t((plane * seq_q_ + row) * words_ + at)];
     }
     bool borrows() const override { return false; }
+    size_t bytes() const override { return bits_.size() * sizeof(uint64_t); }
     void set_word(int64_t plane, int64_t row, int64_t at, uint64_t word) {
         bits_[size_t((plane * seq_q_ + row) * words_ + at)] = word;
     }
@@ -71,6 +73,7 @@ public:
         return pack_bits(this->row(plane, row) + 64 * at, 1, std::min<int64_t>(64, seq_k_ - 64 * at));
     }
     bool borrows() const override { return true; }
+    size_t bytes() const override { return 0; }
 
 private:
     const uint8_t* row(int64_t plane, int64_t row) const {

@@ -83,6 +83,8 @@ const ListWord list_words[] = {
 // Seeds are unsigned: the only number that may exceed int64.
 bool is_seed(const Word& word, size_t index) { return word.count == 5 && index == 4; }
 
+// Each level of a text takes a frame of three to five of these functions, and a thread may have a stack of 128 KiB, as
+// musl gives. Inlined into each other they would have room in each frame for all of their lists and messages.
 class Parser {
 public:
     explicit Parser(const std::string& text) : text_(text) {}
@@ -97,57 +99,50 @@ private:
     PatternRef parse_union() {
         // The text bounds the recursion, not the patterns made: parentheses may hold nothing but parentheses.
         if (++depth_ > 200) expected("at most 200 levels of parentheses");
-        Patterns parts{parse_product()};
-        while (take('|')) parts.push_back(parse_product());
+        PatternRef result = parse_product();
+        const size_t start = peek();
+        if (take('|')) result = parse_chain(start, std::move(result), '|');
         --depth_;
-        return made(at_, "|", [&] { return make_union(std::move(parts)); });
+        return result;
     }
 
-    PatternRef parse_product() {
+    [[gnu::noinline]] PatternRef parse_product() {
         PatternRef result = parse_factor();
         for (;;) {
             const size_t start = peek();
-            if (take('&')) {
-                Patterns parts = parse_chain(std::move(result), '&');
-                result = made(start, "&", [&] { return make_intersection(std::move(parts)); });
-            } else if (take('-')) {
-                Patterns parts = parse_chain(std::move(result), '-');
-                result = made(start, "-", [&] { return make_difference(std::move(parts)); });
-            } else {
-                return result;
-            }
+            const bool is_intersection = take('&');
+            if (!is_intersection && !take('-')) return result;
+            result = parse_chain(start, std::move(result), is_intersection ? '&' : '-');
         }
     }
 
     // All that one operator joins, after its first sign: put together one by one, a long text would take the square of
     // its length.
-    Patterns parse_chain(PatternRef first, char sign) {
-        Patterns parts{std::move(first)};
+    [[gnu::noinline]] PatternRef parse_chain(size_t start, PatternRef first, char sign) {
+        Patterns parts;
+        parts.push_back(std::move(first));
         do {
-            parts.push_back(parse_factor());
+            parts.push_back(sign == '|' ? parse_product() : parse_factor());
         } while (take(sign));
-        return parts;
+        const char name[] = {sign, '\0'};
+        return made(start, name, [&] {
+            return sign == '|'   ? make_union(std::move(parts))
+                   : sign == '&' ? make_intersection(std::move(parts))
+                                 : make_difference(std::move(parts));
+        });
     }
 
-    PatternRef parse_factor() {
-        if (take('(')) {
-            PatternRef result = parse_union();
-            need(')', "|, &, - or )");
-            return result;
-        }
+    [[gnu::noinline]] PatternRef parse_factor() {
         const size_t start = peek();
-        const std::string name = read_name();
-        if (name == "transpose") {
-            need('(', "( after transpose");
-            PatternRef inner = parse_union();
-            need(')', "|, &, - or )");
-            return made(start, name, [&] { return make_transpose(inner); });
-        }
-        if (name == "per_head" || name == "per_batch") return parse_choice(start, name);
+        if (take('(')) return parse_inner();
+        const std::string_view name = read_name();
+        if (name == "transpose") return parse_transpose(start);
+        if (name == "per_head") return parse_choice(start, "per_head", "per_head([0,1,0], A, B)", make_per_head);
+        if (name == "per_batch") return parse_choice(start, "per_batch", "per_batch([0,1,0], A, B)", make_per_batch);
         if (name == "grid") return parse_grid(start);
         if (name == "per_document") return parse_per_document(start);
-        if (name == "rows") return parse_ranges(start, name, "seq_q", make_rows);
-        if (name == "columns") return parse_ranges(start, name, "seq_k", make_columns);
+        if (name == "rows") return parse_ranges(start, "rows", "rows([begin,end,...], seq_q, A)", make_rows);
+        if (name == "columns") return parse_ranges(start, "columns", "columns([begin,end,...], seq_k, A)", make_columns);
         for (const Word& word : words) {
             if (name == word.name) return parse_word(start, word);
         }
@@ -155,59 +150,69 @@ private:
             if (name == word.name) return parse_list_word(start, word);
         }
         at_ = start;
-        expected("( or one of " + all_names());
+        expected_word();
     }
 
-    PatternRef parse_word(size_t start, const Word& word) {
+    // What stands last in parentheses.
+    PatternRef parse_inner() {
+        PatternRef result = parse_union();
+        need(')', "|, &, - or )");
+        return result;
+    }
+
+    [[gnu::noinline]] PatternRef parse_transpose(size_t start) {
+        need('(', "( after transpose");
+        PatternRef inner = parse_inner();
+        return made(start, "transpose", [&] { return make_transpose(std::move(inner)); });
+    }
+
+    [[gnu::noinline]] PatternRef parse_word(size_t start, const Word& word) {
         if (word.count == 0) return word.make({});
-        const std::string form = std::string("as in ") + word.form;
-        need('(', "( " + form);
+        need('(', "(", word.form);
         Numbers numbers;
         const auto wanted = size_t(word.count == any_count ? forever : word.count);
         const bool may_be_empty = word.count == any_count;
         if (!(may_be_empty && take(')'))) {
             do {
-                if (numbers.size() == wanted) need(')', ") " + form);
-                numbers.push_back(read_number(is_seed(word, numbers.size()), form));
+                if (numbers.size() == wanted) need(')', ")", word.form);
+                numbers.push_back(read_number(is_seed(word, numbers.size()), word.form));
             } while (numbers.size() < wanted && take(','));
-            if (word.count != any_count && numbers.size() < wanted) expected(", " + form);
-            need(')', word.count == any_count ? ", or ) " + form : ") " + form);
+            if (word.count != any_count && numbers.size() < wanted) expected(",", word.form);
+            need(')', word.count == any_count ? ", or )" : ")", word.form);
         }
         return made(start, word.name, [&] { return word.make(numbers); });
     }
 
-    PatternRef parse_list_word(size_t start, const ListWord& word) {
-        const std::string form = std::string("as in ") + word.form;
-        need('(', "( " + form);
+    [[gnu::noinline]] PatternRef parse_list_word(size_t start, const ListWord& word) {
+        need('(', "(", word.form);
         std::vector<Numbers> lists;
         for (size_t i = 0; i < word.lists; ++i) {
-            if (i > 0) need(',', ", " + form);
-            lists.push_back(read_list(form));
+            if (i > 0) need(',', ",", word.form);
+            lists.push_back(read_list(word.form));
         }
         Numbers numbers;
-        while (numbers.size() < word.most && take(',')) numbers.push_back(read_number(false, form));
-        if (numbers.size() < word.least) expected(", " + form);
-        need(')', ") " + form);
+        while (numbers.size() < word.most && take(',')) numbers.push_back(read_number(false, word.form));
+        if (numbers.size() < word.least) expected(",", word.form);
+        need(')', ")", word.form);
         return made(start, word.name, [&] { return word.make(lists, numbers); });
     }
 
-    PatternRef parse_per_document(size_t start) {
-        const std::string form = "as in per_document([cu_q...], [cu_k...], A)";
-        need('(', "( " + form);
+    [[gnu::noinline]] PatternRef parse_per_document(size_t start) {
+        const char* const form = "per_document([cu_q...], [cu_k...], A)";
+        need('(', "(", form);
         Numbers cu_q = read_list(form);
-        need(',', ", " + form);
+        need(',', ",", form);
         Numbers cu_k = read_list(form);
-        need(',', ", " + form);
-        PatternRef inner = parse_union();
-        need(')', "|, &, - or )");
-        return made(start, "per_document", [&] { return make_per_document(inner, std::move(cu_q), std::move(cu_k)); });
+        need(',', ",", form);
+        PatternRef inner = parse_inner();
+        return made(start, "per_document",
+                    [&] { return make_per_document(std::move(inner), std::move(cu_q), std::move(cu_k)); });
     }
 
-    PatternRef parse_grid(size_t start) {
-        const std::string form = "as in grid([sizes...], [tile...], A, B)";
-        need('(', "( " + form);
-        const Numbers sizes = read_list(form);
-        Numbers tile;
+    [[gnu::noinline]] PatternRef parse_grid(size_t start) {
+        const char* const form = "grid([sizes...], [tile...], A, B)";
+        need('(', "(", form);
+        Numbers sizes = read_list(form), tile;
         Patterns parts;
         while (take(',')) {
             const bool is_tile = parts.empty() && tile.empty() && peek() < text_.size() && text_[at_] == '[';
@@ -216,74 +221,72 @@ private:
             else
                 parts.push_back(parse_union());
         }
-        need(')', ", or ) " + form);
-        return made(start, "grid", [&] { return make_grid(sizes, tile, std::move(parts)); });
+        need(')', ", or )", form);
+        return made(start, "grid", [&] { return make_grid(std::move(sizes), std::move(tile), std::move(parts)); });
     }
 
-    PatternRef parse_ranges(size_t start, const std::string& name, const std::string& tokens_name,
-                            PatternRef (*make)(PatternRef inner, Numbers bounds, int64_t tokens)) {
-        const std::string form = "as in " + name + "([begin,end,...], " + tokens_name + ", A)";
-        need('(', "( " + form);
+    [[gnu::noinline]] PatternRef parse_ranges(size_t start, const char* name, const char* form,
+                                              PatternRef (*make)(PatternRef inner, Numbers bounds, int64_t tokens)) {
+        need('(', "(", form);
         Numbers bounds = read_list(form);
-        need(',', ", " + form);
+        need(',', ",", form);
         const int64_t tokens = read_number(false, form);
-        need(',', ", " + form);
-        PatternRef inner = parse_union();
-        need(')', "|, &, - or )");
-        return made(start, name, [&] { return make(inner, std::move(bounds), tokens); });
+        need(',', ",", form);
+        PatternRef inner = parse_inner();
+        return made(start, name, [&] { return make(std::move(inner), std::move(bounds), tokens); });
     }
 
-    Numbers read_list(const std::string& form) {
+    [[gnu::noinline]] Numbers read_list(const char* form) {
         if (peek() < text_.size() && text_[at_] == '#') refuse_hash();
-        need('[', "[ " + form);
+        need('[', "[", form);
         Numbers numbers;
         if (take(']')) return numbers;
         do {
             numbers.push_back(read_number(false, form));
         } while (take(','));
-        need(']', ", or ] " + form);
+        need(']', ", or ]", form);
         return numbers;
     }
 
-    PatternRef parse_choice(size_t start, const std::string& name) {
-        const std::string form = "as in " + name + "([0,1,0], A, B)";
-        need('(', "( " + form);
-        need('[', "[ " + form);
-        std::vector<int32_t> map;
-        if (!take(']')) {
-            do {
-                const size_t at = peek();
-                const int64_t number = read_number(false, form);
-                map.push_back(int32_t(number));
-                if (number != map.back())
-                    refuse(at, text("number ", number, " is too large for the place of a pattern"));
-            } while (take(','));
-            need(']', ", or ] " + form);
-        }
+    [[gnu::noinline]] PatternRef parse_choice(size_t start, const char* name, const char* form,
+                                              PatternRef (*make)(Patterns parts, std::vector<int32_t> map)) {
+        need('(', "(", form);
+        std::vector<int32_t> map = read_map(form);
         Patterns parts;
         while (take(',')) parts.push_back(parse_union());
-        need(')', ", or ) " + form);
-        return made(start, name, [&] {
-            return name == "per_head" ? make_per_head(std::move(parts), std::move(map))
-                                      : make_per_batch(std::move(parts), std::move(map));
-        });
+        need(')', ", or )", form);
+        return made(start, name, [&] { return make(std::move(parts), std::move(map)); });
+    }
+
+    [[gnu::noinline]] std::vector<int32_t> read_map(const char* form) {
+        need('[', "[", form);
+        std::vector<int32_t> map;
+        if (take(']')) return map;
+        do {
+            const size_t at = peek();
+            const int64_t number = read_number(false, form);
+            map.push_back(int32_t(number));
+            if (number != map.back()) refuse(at, text("number ", number, " is too large for the place of a pattern"));
+        } while (take(','));
+        need(']', ", or ]", form);
+        return map;
     }
 
     // ---- words ----
 
-    std::string read_name() {
+    std::string_view read_name() {
         const size_t start = peek();
         while (at_ < text_.size() && (is_letter(text_[at_]) || (at_ > start && is_digit(text_[at_])))) ++at_;
-        return text_.substr(start, at_ - start);
+        return std::string_view(text_).substr(start, at_ - start);
     }
 
-    int64_t read_number(bool is_unsigned, const std::string& form) {
+    [[gnu::noinline]] int64_t read_number(bool is_unsigned, const char* form) {
         const size_t start = peek();
         if (at_ < text_.size() && text_[at_] == '#') refuse_hash();
         const bool is_negative = take('-');
         if (at_ >= text_.size() || !is_digit(text_[at_])) {
             at_ = start;
-            expected("a number " + form);
+            expected("a number", form);
         }
         uint64_t value = 0;
         bool overflows = false;
@@ -302,7 +305,8 @@ private:
     static bool is_digit(char c) { return c >= '0' && c <= '9'; }
     static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 
-    size_t peek() {  // skips spaces
+    size_t peek() { return at_ < text_.size() && text_[at_] > ' ' ? at_ : skip_spaces(); }
+    [[gnu::noinline]] size_t skip_spaces() {
         while (at_ < text_.size() && std::strchr(" \t\r\n", text_[at_]) && text_[at_] != '\0') ++at_;
         return at_;
     }
@@ -312,40 +316,46 @@ private:
         ++at_;
         return true;
     }
-    void need(char c, const std::string& wanted) {
-        if (!take(c)) expected(wanted);
+    void need(char c, const char* wanted, const char* form = nullptr) {
+        if (!take(c)) expected(wanted, form);
     }
 
     // ---- errors ----
 
     // What a constructor refuses becomes an error of the text, at the word's column.
     template <class Make>
-    PatternRef made(size_t start, const std::string& name, Make make) {
+    [[gnu::noinline]] PatternRef made(size_t start, const char* name, Make make) {
         try {
             return make();
         } catch (const Error& error) {
-            const std::string prefix = "params.";  // of a struct, which a text does not have
-            const std::string argument = error.argument.compare(0, prefix.size(), prefix) == 0
-                                             ? error.argument.substr(prefix.size())
-                                             : error.argument;
-            refuse(start, name + ": " + argument + ' ' + error.message);
+            refuse(start, name, error);
         }
     }
 
-    [[noreturn]] void refuse_hash() {
+    [[noreturn, gnu::noinline]] void refuse(size_t start, const char* name, const Error& error) {
+        const std::string prefix = "params.";  // of a struct, which a text does not have
+        const std::string argument = error.argument.compare(0, prefix.size(), prefix) == 0
+                                         ? error.argument.substr(prefix.size())
+                                         : error.argument;
+        refuse(start, std::string(name) + ": " + argument + ' ' + error.message);
+    }
+
+    [[noreturn, gnu::noinline]] void refuse_hash() {
         refuse(
             at_,
             "found #, a long list printed by its hash; expected the numbers: make this pattern from its list, or keep "
             "it with spattn_pattern_save");
     }
 
-    [[noreturn]] void refuse(size_t at, const std::string& why) {
+    [[noreturn, gnu::noinline]] void refuse(size_t at, const std::string& why) {
         fail(SPATTN_E_FORMAT, "text", text("column ", at + 1, ": ", why));
     }
 
-    [[noreturn]] void expected(const std::string& wanted) {
-        refuse(peek(), "found " + found() + "; expected " + wanted);
+    // form: how the word is spelled that needs it, or null.
+    [[noreturn, gnu::noinline]] void expected(const char* wanted, const char* form = nullptr) {
+        refuse(peek(), "found " + found() + "; expected " + wanted + (form ? std::string(" as in ") + form : ""));
     }
+    [[noreturn, gnu::noinline]] void expected_word() { expected(("( or one of " + all_names()).c_str()); }
 
     // The word or sign at the cursor, short and printable.
     std::string found() {

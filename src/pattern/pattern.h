@@ -131,6 +131,10 @@ struct spattn_pattern : spattn::RefCounted {
     // Whether it reads arrays that its caller keeps: nothing may outlive what the caller holds of it.
     virtual bool borrows() const { return false; }
 
+    // Bytes of the arrays that it holds, and its parts do, so far as they may be many: what a plan costs who keeps it.
+    // An array that several parts share counts for each.
+    virtual size_t bytes() const { return 0; }
+
     // The largest m found such that p sees no key but those with k = p (mod m): residue classes keep to themselves.
     // 1 where none is known, 0 where any will do: nothing is kept but k = p.
     virtual int64_t modulus() const;

@@ -19,6 +19,7 @@ public:
     bool row_key(const Plane& plane, int64_t row, int64_t rows, Key& key) const override;
     void check(const Extent& extent) const override;
     bool counts_rows() const override { return true; }
+    size_t bytes() const override { return Composite::bytes() + 2 * cu_q_.size() * sizeof(int64_t); }
     std::string print() const override;
     std::string identity() const override;
 

@@ -23,6 +23,7 @@ public:
     const IndexArray& row_ptr() const { return row_ptr_; }
     const IndexArray& col_idx() const { return col_idx_; }
     bool borrows() const { return row_ptr_.is_borrowed() || col_idx_.is_borrowed(); }
+    size_t bytes() const { return row_ptr_.bytes() + col_idx_.bytes(); }
 
     // Appends the columns of `row` within `clip` as intervals of `unit` tokens a column, cut to `cut`.
     void keys(int64_t row, int64_t unit, Interval cut, Intervals& out) const;

@@ -39,6 +39,8 @@ public:
     std::string identity() const override { return "transpose(" + inner().identity() + ')'; }
     void save(ByteWriter& out) const override { save_parts(Node::transpose, out); }
     PatternRef transposed() const override { return parts()[0]; }
+    // A closed form that has arrays of its own has been made of the inner pattern, which it holds.
+    size_t bytes() const override { return closed_ ? closed_->bytes() : inner().bytes(); }
     int64_t modulus() const override { return inner().modulus(); }
     std::optional<HotTokens> hot(const Extent& extent) const override {
         return closed_ ? closed_->hot(extent) : std::nullopt;

@@ -5,8 +5,8 @@
 // N-gram heads (https://arxiv.org/abs/2401.12973) look up what followed the last tokens before, SparseCoder
 // (https://arxiv.org/abs/2401.14727) and LongCoder (https://arxiv.org/abs/2306.14893) link identifiers. Ours joins both
 // in one causal mask, the most specific links first, under one budget for all rows.
+#include <atomic>
 #include <memory>
-#include <mutex>
 
 #include "core/error.h"
 #include "pattern/bytes.h"
@@ -63,19 +63,17 @@ public:
           params_(before.params_),
           tokens_digest_(before.tokens_digest_) {
         append(tokens, *index);
-        index_ = std::move(index);
+        index_ = index.release();
     }
+
+    ~Xref() override { delete index_.load(std::memory_order_relaxed); }
 
     int64_t size() const { return size_; }
 
     // The longer pattern takes over the index. A pattern that has none, since it was made at once or was extended
     // before, makes one anew.
     PatternRef extend(const Tokens& tokens) const {
-        std::unique_ptr<XrefIndex> index;
-        {
-            const std::lock_guard lock(index_mutex_);
-            index = std::move(index_);
-        }
+        std::unique_ptr<XrefIndex> index(index_.exchange(nullptr));
         return make_ref<Xref>(*this, index ? std::move(index) : make_index(), tokens);
     }
 
@@ -121,6 +119,15 @@ public:
     }
 
     std::string identity() const override { return text_with(digest_); }
+
+    size_t bytes() const override {
+        size_t bytes = 0;
+        for (const auto& stretch : stretches_) {
+            const size_t numbers = stretch->ids.capacity() + stretch->symbols.capacity() + stretch->end.capacity();
+            bytes += numbers * sizeof(int64_t) + stretch->spans.capacity() * sizeof(Span);
+        }
+        return bytes;
+    }
 
     void save(ByteWriter& out) const override {
         out.node(Node::xref);
@@ -192,8 +199,8 @@ private:
     XrefParams params_;
     Digest tokens_digest_;
     std::string digest_;
-    mutable std::mutex index_mutex_;
-    mutable std::unique_ptr<XrefIndex> index_;  // kept for the next extension where this pattern is one itself
+    // Kept for the next extension where this pattern is one itself, else null. Who extends it takes it.
+    mutable std::atomic<XrefIndex*> index_ = nullptr;
 };
 
 // `before`: tokens that the text has already.

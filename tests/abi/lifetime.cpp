@@ -284,3 +284,45 @@ TEST(static_objects_may_call_until_the_process_has_ended) {
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 }
+
+// Locks that another thread holds in the moment of a fork() are held for ever in the child, which alarm() ends then.
+TEST(a_forked_child_goes_on_while_threads_call) {
+    if (bytes_in_use() == 0) return check::skip("the sanitizer's own locks stop a child of a process with threads");
+    const Context context = make_context(2, 0);
+    auto problem = make_problem();
+    problem.flags |= SPATTN_PLAN_SINK_LOGITS;
+    const Plan plan = make_plan(context.get(), parse("causal").get(), problem);
+    Operands operands(plan.get(), problem);
+    succeed(operands.forward(), "forward");
+    const Pattern shared = parse("causal & global_tokens(3,30)");
+    const auto work = [&] {
+        const Pattern pattern = parse("causal");
+        size_t length = 0;
+        for (int i = 0; i < 20; ++i) {
+            make_plan(context.get(), pattern.get(), problem);
+            succeed(spattn_pattern_print(shared.get(), nullptr, 0, &length), "print");
+        }
+        make_plan(context.get(), shared.get(), problem);
+    };
+    work();
+    std::atomic<bool> stop = false;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 3; ++i)
+        threads.emplace_back([&] {
+            while (!stop) work();
+        });
+    int ended = 0, status = 0;
+    for (; ended < 100 && status == 0; ++ended) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(60);
+            work();
+            _exit(operands.forward() == SPATTN_OK ? 0 : 1);
+        }
+        if (child < 0 || waitpid(child, &status, 0) != child) break;
+    }
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    CHECK_EQ(status, 0);
+    CHECK_EQ(ended, 100);
+}

@@ -155,3 +155,14 @@ TEST(texts_in_two_calls) {
     CHECK_EQ(spattn_pattern_equal(nullptr, nullptr), 1);
     CHECK_EQ(spattn_pattern_equal(nullptr, pattern.get()), 0);
 }
+
+TEST(grids_in_grids_take_no_time) {
+    std::string text = "causal";
+    for (int level = 1; level < 40; ++level) text = "grid([256]," + text + ')';  // twice the time for each would be days
+    const PatternRef pattern = parse_pattern(text);
+    const Plane plane{{1, 1, 256, 256, 0}};
+    Key key;
+    bool known = true;
+    CHECK_EQ(pattern->classify(plane, {0, 16, 16, 16}, key, known).kind, Coverage::empty);
+    CHECK_EQ(pattern->classify(plane, {16, 16, 0, 16}, key, known).kind, Coverage::full);
+}

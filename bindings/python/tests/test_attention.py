@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,7 @@ from conftest import ctrl_c
 
 import sparseattn as sa
 import sparseattn.dlpack
+from sparseattn import _plans
 
 TEXT = "causal & (sink(2) | window(20,0) | strided(7))"
 
@@ -230,6 +232,30 @@ def test_plan_outlives_pattern_and_context():
     plan = sa.plan(sa.parse(TEXT), *arrays[:3], context=sa.Context(threads=1, plan_cache=-1))
     gc.collect()
     np.testing.assert_array_equal(plan.forward(*arrays[:3]), sa.attention(*arrays[:3], TEXT))
+
+
+def test_kept_plans_are_limited_in_bytes(monkeypatch):
+    """Of masks that are new in each call, as many stay as have room; a small plan leaves them all there."""
+    monkeypatch.setattr(_plans, "_BYTES_A_PLAN", 2048)  # 64 times that is room for three masks of 32 KiB
+    context, q = sa.Context("cpu", threads=1), np.ones((1, 512, 1, 8), np.float32)
+    random, kept = np.random.default_rng(0), []
+    for _ in range(12):
+        pattern = sa.mask(random.random((512, 512)) < 0.5)
+        kept.append(weakref.ref(pattern))
+        sa.attention(q, q, q, pattern, context=context)
+        del pattern
+        sa.attention(q, q, q, "causal", context=context)
+    alive = [pattern() is not None for pattern in kept]
+    assert 1 <= sum(alive) <= 3 and alive[-1]
+
+
+def test_a_plan_beyond_the_room_is_kept(monkeypatch):
+    monkeypatch.setattr(_plans, "_BYTES_A_PLAN", 1)
+    context, q = sa.Context("cpu", threads=1), np.ones((1, 512, 1, 8), np.float32)
+    pattern = sa.mask(np.random.default_rng(0).random((512, 512)) < 0.5)
+    for _ in range(3):
+        sa.attention(q, q, q, pattern, context=context)
+    assert context._look_up.cache_info().hits == 2
 
 
 def test_results_do_not_depend_on_threads():

@@ -195,12 +195,19 @@ def own(kind: str, function: Callable[..., int], *arguments: Any) -> Any:
 
 def read_bytes(function: Callable[..., int], handle: Any) -> bytes:
     """What a function in two-call form writes: the length first, then the bytes."""
-    needed = ffi.new("size_t *")
-    check(function(handle, ffi.NULL, 0, needed))
-    buffer = ffi.new("char[]", needed[0])
-    check(function(handle, buffer, needed[0], needed))
+    size = size_of_bytes(function, handle)
+    buffer = ffi.new("char[]", size)
+    check(function(handle, buffer, size, ffi.new("size_t *")))
     written: bytes = ffi.buffer(buffer)[:]
     return written
+
+
+def size_of_bytes(function: Callable[..., int], handle: Any) -> int:
+    """How many bytes it would write."""
+    needed = ffi.new("size_t *")
+    check(function(handle, ffi.NULL, 0, needed))
+    size: int = needed[0]
+    return size
 
 
 def read_text(function: Callable[..., int], handle: Any) -> str:
@@ -227,7 +234,8 @@ class Context(OfThisProcess):
 
     device      "cpu", "cuda" or "cuda:1"; None is the first GPU that has kernels in this build, else the CPU
     threads     of the CPU; 0 is all that this process may use. Results never depend on it, bit for bit
-    plan_cache  plans kept for equal patterns and problems; 0 is 64, -1 is none
+    plan_cache  plans kept for equal patterns and problems; 0 is 64, -1 is none. Together they hold 256 MiB at most, or
+                4 MiB for each of more than 64; where large ones are more, those that were used last are kept
 
     Ctrl-C, and any signal whose handler raises, ends what makes a plan, and a run on the CPU: the call raises what the
     handler raised. A copy is the context itself; it is not pickled.

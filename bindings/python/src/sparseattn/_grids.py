@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 import numpy as np
 
-from ._core import ArgumentError, DTypeError, ShapeError, ffi, integer, lib
-from ._patterns import Pattern, as_pattern, make_pattern
+from ._core import ArgumentError, ShapeError, ffi, integer, lib
+from ._patterns import Pattern, as_pattern, entries, make_pattern
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,21 +16,18 @@ if TYPE_CHECKING:
     from ._patterns import AnyPattern
 
 
-def _entries(values: Iterable[Any], argument: str, axes: int | None = None) -> list[Any]:
+def _of_axes(values: Iterable[Any], argument: str, axes: int | None = None) -> list[Any]:
     """The list. Raises DTypeError for what is none, ShapeError for one of another length than the axes have."""
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        message = f"argument {argument} is {values!r}; accepted: a sequence, an entry for each axis"
-        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
-    entries = list(values)
-    if axes is not None and len(entries) != axes:
-        message = f"argument {argument} has {len(entries)} entries; accepted: {axes}, as sizes has"
+    found = entries(values, argument, "a sequence, an entry for each axis")
+    if axes is not None and len(found) != axes:
+        message = f"argument {argument} has {len(found)} entries; accepted: {axes}, as sizes has"
         raise ShapeError(message, "SPATTN_E_SHAPE", argument)
-    return entries
+    return found
 
 
 def _integers(values: Iterable[Any], argument: str, axes: int | None = None) -> list[int]:
-    entries = _entries(values, argument, axes)
-    return [integer(entry, f"{argument}[{axis}]") for axis, entry in enumerate(entries)]
+    found = _of_axes(values, argument, axes)
+    return [integer(entry, f"{argument}[{axis}]") for axis, entry in enumerate(found)]
 
 
 def grid(sizes: Sequence[int], parts: Sequence[AnyPattern], tile: Sequence[int] | None = None) -> Pattern:
@@ -52,7 +49,7 @@ def grid(sizes: Sequence[int], parts: Sequence[AnyPattern], tile: Sequence[int] 
     """
     shape = _integers(sizes, "sizes")
     patterns = [
-        as_pattern(part, f"parts[{axis}]") for axis, part in enumerate(_entries(parts, "parts", len(shape)))
+        as_pattern(part, f"parts[{axis}]") for axis, part in enumerate(_of_axes(parts, "parts", len(shape)))
     ]
     of_tile = shape if tile is None else _integers(tile, "tile", len(shape))
     lists = ffi.new("int64_t[]", shape), ffi.new("int64_t[]", of_tile)
@@ -80,7 +77,7 @@ def neighborhood(
     """
     shape = _integers(sizes, "sizes")
     widths = _integers(window, "window", len(shape))
-    is_causal = [False] * len(shape) if causal is None else _entries(causal, "causal", len(shape))
+    is_causal = [False] * len(shape) if causal is None else _of_axes(causal, "causal", len(shape))
     for axis, (width, size) in enumerate(zip(widths, shape)):
         if not 1 <= width <= max(size, 1):
             message = f"argument window[{axis}] is {width}; accepted: 1 to {size}, the axis's size"

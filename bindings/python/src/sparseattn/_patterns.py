@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, Protocol, Sequence, Union
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -408,12 +408,17 @@ def load(saved: Any) -> Pattern:
     return make_pattern(lib.spattn_pattern_load, memory, len(memory))
 
 
+def entries(values: Iterable[Any], argument: str, accepted: str) -> list[Any]:
+    """The list. Raises DTypeError for what is none, such as one pattern, which may be a text of many letters."""
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        message = f"argument {argument} is {type(values).__name__}; accepted: {accepted}"
+        raise DTypeError(message, "SPATTN_E_DTYPE", argument)
+    return list(values)
+
+
 def _handles(parts: Sequence[AnyPattern]) -> tuple[Any, list[Pattern]]:
     """A C array of handles, and the patterns that must outlive the call."""
-    if isinstance(parts, str) or not hasattr(parts, "__iter__"):  # one pattern, which may be a text of many letters
-        message = f"argument parts is {type(parts).__name__}; accepted: a sequence of patterns"
-        raise DTypeError(message, "SPATTN_E_DTYPE", "parts")
-    patterns = [as_pattern(part) for part in parts]
+    patterns = [as_pattern(part) for part in entries(parts, "parts", "a sequence of patterns")]
     return ffi.new("spattn_pattern *[]", [pattern._handle for pattern in patterns]), patterns
 
 

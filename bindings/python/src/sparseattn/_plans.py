@@ -25,6 +25,7 @@ from ._core import (
     read_text,
     real,
     required_context,
+    size_of_bytes,
     string,
 )
 from ._frames import BACKWARD, FORWARD, Frame, HostMemory
@@ -582,13 +583,33 @@ _FORCE_KERNEL: Any = "SPATTN_FORCE_KERNEL" if _variables is os.environ else os.e
 def _remember(context: Context) -> Any:
     """The function that finds what was made for a context, which keeps it."""
     alive = weakref.ref(context)  # which has this function for a field
+    plans = context._plan_cache or _PLANS
+    most, held = max(plans, _PLANS) * _BYTES_A_PLAN, 0
 
-    @functools.lru_cache(max(0, context._plan_cache or 64))
+    @functools.lru_cache(max(0, plans))
     def look_up(make: Any, name: str, forced: str | None, key: tuple[Any, ...]) -> Any:
-        return make(alive(), pattern_named(name), *key)
+        nonlocal held
+        pattern = pattern_named(name)
+        made = make(alive(), pattern, *key)
+        size = _bytes_of(made, pattern)
+        held += size
+        if held > most:  # all go but the new one: the library, which has the same limit, knows those that were used last
+            look_up.cache_clear()
+            held = size
+        return made
 
     context._look_up = look_up
     return look_up
+
+
+_PLANS, _BYTES_A_PLAN = 64, 4 << 20  # what a context keeps where nobody says otherwise, as the library does
+
+
+def _bytes_of(made: Any, pattern: Pattern) -> int:
+    """About what keeping this takes: the arrays of its plan, if it has one, and those of the pattern."""
+    plan = getattr(made, "plan", made)
+    lists = plan.stats().layout_bytes if isinstance(plan, Plan) else 0
+    return lists + size_of_bytes(lib.spattn_pattern_save, pattern._handle)
 
 
 def make_plan(

@@ -47,7 +47,8 @@ impl ContextOptions {
         self.cpu_threads = threads;
         self
     }
-    /// Plans kept for equal patterns and problems: 0 is 64, -1 none.
+    /// Plans kept for equal patterns and problems: 0 is 64, -1 none. Together they hold 256 MiB at most, or 4 MiB for
+    /// each of more than 64; where large ones are more, those that were used last are kept.
     pub fn plan_cache(mut self, plans: i64) -> Self {
         self.plan_cache = plans;
         self
