@@ -20,8 +20,6 @@ inline double compute_us(double cycles, const Machine& machine) {
 // Cycles of one processor, at the clock of an H200 that multiplies without pause.
 constexpr double clock_mhz = 1755;
 constexpr double cycles_us(double cycles) { return cycles / clock_mhz; }
-// What a part of a row adds to a walk, which writes it and reads it again: us for so many floats.
-constexpr double part_us(double floats) { return 5e-6 * floats; }
 
 // Where tiles of so many rows are few, their rows of blocks are split. One head of causal attention over 4,096 tokens
 // took 28.6 us in parts of 2,048 keys and 18.7 in parts of 512, and in float32 two heads over 2,048 took 182 in whole
@@ -33,7 +31,7 @@ constexpr SchedulePolicy forward_policy(double block_cycles, double task_cycles,
             .block_us = cycles_us(block_cycles),
             .task_us = cycles_us(task_cycles),
             .join_us = 2,
-            .part_us = part_us(rows * head_dim_v)};
+            .part_us = 5e-6 * rows * head_dim_v};
 }
 // The same backward, for parts of so many tokens with so many sums each; to join them is a kernel that does not begin
 // early. One head of causal attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56 in
@@ -45,7 +43,7 @@ constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles
             .block_us = cycles_us(block_cycles),
             .task_us = cycles_us(task_cycles),
             .join_us = 6,
-            .part_us = part_us(tokens * sums)};
+            .part_us = 2e-6 * tokens * sums};
 }
 constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
 
@@ -87,9 +85,16 @@ inline Cost overlapped(double apart, double compute, double memory) {
     return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
 }
 
-// Cycles for tokens of listed tiles, whose rows are copied one by one: so many a row of 128 columns, keys' and values'.
-inline double copied_cycles(const Problem& p, const LayoutStats& s, double a_row) {
-    return a_row * s.repeated * double(p.head_dim + p.head_dim_v) / 128;
+// Cycles for so many tokens of listed tiles, whose rows are copied one by one: so many a row of 128 columns, keys' and
+// values'.
+inline double copied_cycles(const Problem& p, double tokens, double a_row) {
+    return a_row * tokens * double(p.head_dim + p.head_dim_v) / 128;
+}
+// Keys that stand in listed tiles alone, half of all such tokens perhaps, are copied there before by a kernel of its own.
+inline double packing_us(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    const double keys = s.away / 2 / double(p.group());
+    const double bytes = 2 * keys * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;
+    return s.away > 0 ? 3 + memory_us(bytes, machine, 0.8) : 0;
 }
 // Queries that stand in several tiles have the plain walk by query: each 64 of them look for theirs in the tiles that
 // list them, and this is what every time takes of a processor's two CTAs. Read off scattered keys at 16K (H200); where

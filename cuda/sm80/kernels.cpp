@@ -84,7 +84,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Mach
     const double handed_on = s.is_piece ? 80 * BlockQ : 0;  // cycles, those of sm90's rows
     const double widening = p.float8_cache ? 0.585 * 64 * C::columns : 0;  // read off an H200, too
     const double blocks = s.blocks * C::block(widening) + s.masked * mask + double(s.rows) * (C::task + handed_on);
-    const double cycles = (blocks + any::copied_cycles(p, s, 21)) / Heads;
+    const double cycles = (blocks + any::copied_cycles(p, s.repeated + s.away, 21)) / Heads;
     const double filled = double(p.seq_q) * Heads / BlockQ;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, filled, Heads);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, of_rows, 64, Heads);

@@ -148,13 +148,14 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& w
     const double blocks =
         s.blocks * C::block(widening) + s.masked * C::mask + double(s.rows) * (C::task + order + handed_on);
     const double end = of_three ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
-    const double cycles = (blocks + end + any::copied_cycles(p, s, of_one ? 7 : 10)) / Heads;
+    const double cycles = (blocks + end + any::copied_cycles(p, s.repeated, of_one ? 7 : 10)) / Heads;
     const double filled = double(p.seq_q) * Heads / BlockQ;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, filled, Heads, C::tile_ctas);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
     const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
                           any::memory_us(s.repeated * double(p.head_dim + p.head_dim_v), machine, 1);
-    return any::overlapped(launch + spread.join_us, any::compute_us(spread.cycles, machine), memory);
+    const double around = launch + spread.join_us + any::packing_us(p, s, machine);
+    return any::overlapped(around, any::compute_us(spread.cycles, machine), memory);
 }
 
 template <int TileCtas>
@@ -581,7 +582,9 @@ struct ApartCycles {
     static constexpr double block = of(JoinsDkDv ? 4 : 5, 3, walks);
     // Both walks of one kernel share the machine.
     static constexpr SchedulePolicy policy(double cycles, int columns) {
-        return any::backward_policy(cycles, task, 128, columns, (JoinsDkDv ? 0.5 : 1.0) / TileCtas);
+        SchedulePolicy made = any::backward_policy(cycles, task, 128, columns, (JoinsDkDv ? 0.5 : 1.0) / TileCtas);
+        if (!JoinsDkDv) made.join_us = 14;  // each of dk and dv has a walk of its own, which begins anew
+        return made;
     }
     static constexpr SchedulePolicy by_key = policy(of(JoinsDkDv ? 2 : 3, 2, walks - 1), HeadDim + HeadDimV),
                                     by_query = policy(of(2, 1, 1), HeadDim);
@@ -593,8 +596,9 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
     constexpr int walks = C::walks, kernels = C::kernels;
     const Machine machine = of_tiles(whole, TileCtas);
     constexpr double mask = 300;
-    constexpr double launches = JoinsDkDv ? 8 : 15;  // us
-    const double cycles = s.blocks * C::block + s.masked * mask + double(s.rows) * C::task * walks;
+    const double launches = (JoinsDkDv ? 8 : 15) + (s.away > 0 ? 8 : 0);  // us; tiles of copied rows begin late
+    const double cycles = s.blocks * C::block + s.masked * mask + double(s.rows) * C::task * walks +
+                          any::copied_cycles(p, s.away, 3 * walks);
     const double around = any::memory_us(any::query_bytes(p), machine, streamed);
     const double bytes =
         kernels * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);

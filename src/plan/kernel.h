@@ -57,6 +57,8 @@ struct LayoutStats {
     double gathered;        // tokens of tiles that are not consecutive ones, counted each time that a block of the
                             // other axis visits them; keys of token lists, once for heads of a group that share them
     double repeated;        // of these, tokens of listed tiles that stand at home as well
+    double away;            // tokens of either axis that stand in listed tiles alone, each once a head: keys are copied
+                            // there before a forward pass, and others row by row
     double gaps;            // places where the list of a block row goes on behind blocks that it leaves out
     int64_t rows;           // block rows with work; query rows for gather rows
     bool is_piece = false;  // rows take on and hand on what other pieces of the pass make

@@ -2,6 +2,7 @@
 #include "plan/stats.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/math.h"
@@ -33,6 +34,12 @@ std::vector<int32_t> count_tokens(const Axis& axis, int32_t block) {
     std::vector<int32_t> tokens(axis.tokens.size() / size_t(block));
     for (size_t i = 0; i < axis.tokens.size(); ++i) tokens[i / size_t(block)] += axis.tokens[i] != no_token;
     return tokens;
+}
+
+double count_away(const Axis& axis) {
+    double away = 0;
+    for (uint64_t word : axis.away) away += std::popcount(word);
+    return away;
 }
 
 // Sums what is worked on and gathered over the blocks of a list. Rows that share a slice mostly follow each other, so
@@ -120,6 +127,7 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.visited = lowered.counts.visited;
     stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
     stats.masked = double(lowered.counts.blocks_partial);
+    stats.away = (count_away(layout.queries) + count_away(layout.keys)) * double(layout.kind_of_head.size());
     ListMeter meter(layout, by_key);
     for (int32_t c = 0; c < layout.head_kinds; ++c)
         for (int32_t row = 0; row < lists.rows; ++row) {
