@@ -367,8 +367,8 @@ __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
 }
 
 // ---- joins and sinks ----
-// A warp sums the parts of one row, in their order. It has four columns a lane on their way at once: what a part takes is
-// the time to fetch it, not to add it.
+// A warp sums the parts of one row, in their order. It has four columns a lane on their way at once, for a part takes the
+// time to fetch it, not to add it.
 template <Dtype D, bool ByKey>
 __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
     using Real = RealOf<D>;

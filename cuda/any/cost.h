@@ -34,8 +34,8 @@ constexpr SchedulePolicy forward_policy(double block_cycles, double task_cycles,
             .part_us = 5e-6 * rows * head_dim_v};
 }
 // The same backward, for parts of so many tokens with so many sums each; to join them is a kernel that does not begin
-// early. One head of causal attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56 in
-// parts of 512; eight of full attention over 1,024 took 37 in whole rows and 75 in parts (H200).
+// early. One head of causal attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56
+// in parts of 512; eight of full attention over 1,024 took 37 in whole rows and 75 in parts (H200).
 constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles, int tokens, int sums,
                                          double workers_of_lane = 1) {
     return {.workers = 0,
@@ -48,8 +48,8 @@ constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles
 constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
 
 // What it takes to put parts together after a backward walk over blocks of so many tokens, where its rows are mostly
-// split: a kernel and the gap before it (H200). That processors are idle where tasks are few counts for no row: measured,
-// it slows kernels that make each gradient apart more than their tasks tell.
+// split: a kernel and the gap before it (H200). Backward no row's cost counts processors that are idle: kernels that make
+// each gradient apart are slower on few tasks than these tell, and would win where they should not.
 inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
     constexpr double whole = 1024;  // tokens
     const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > whole * double(s.rows);
@@ -60,8 +60,8 @@ inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
 // what it takes to join parts, if rows are split.
 struct Spread {
     double cycles, join_us;
-    // Of tiles of `heads` heads, with the policy by which their rows are split; filled: the share of a tile's rows that has
-    // tokens. The machine's lanes are so many SMs each as share a tile.
+    // Tiles are of `heads` heads, and their rows split by the policy. filled: the share of a tile's rows that has tokens.
+    // A lane of the machine is so many SMs as share a tile.
     static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles,
                      const SchedulePolicy& policy, double filled, int heads = 1, int tile_ctas = 1) {
         const double rows = std::max(double(s.rows) / heads, 1.0), blocks = std::max(s.blocks / heads / rows, 1.0);
@@ -90,7 +90,8 @@ inline Cost overlapped(double apart, double compute, double memory) {
 inline double copied_cycles(const Problem& p, double tokens, double a_row) {
     return a_row * tokens * double(p.head_dim + p.head_dim_v) / 128;
 }
-// Keys that stand in listed tiles alone, half of all such tokens perhaps, are copied there before by a kernel of its own.
+// Keys that stand in listed tiles alone, half of all such tokens perhaps, are copied there before, by a kernel of its
+// own.
 inline double packing_us(const Problem& p, const LayoutStats& s, const Machine& machine) {
     const double keys = s.away / 2 / double(p.group());
     const double bytes = 2 * keys * double(p.head_dim + p.head_dim_v) * dtype_row(p.dtype).bytes;

@@ -50,7 +50,7 @@ Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const 
     const double longest = rate.alone * machine.lanes * cycles / tasks;
     return {rate.launches + compute_us(std::max(cycles, longest), machine), "compute"};
 }
-// Of rows of 128 columns; those of others are split as these.
+// Rows of 128 columns take so long; those of others are split as if they did.
 template <int Block>
 constexpr double block_cycles(int products) {
     return 2.0 * products * 128 * Block * Block / flops_per_cycle(Dtype::f32, Block);

@@ -222,7 +222,8 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
     constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;
     const double parts = any::column_parts<float>(p.head_dim), parts_p = any::column_parts<float>(p.head_dim_v);
     const double columns = JoinsDkDv ? 4 * HeadDim + 3 * HeadDimV : parts * of_ds + parts_p * of_p;
-    const double cycles = s.blocks * (C::products(columns) + parts * around) + parts * (s.masked * mask + double(s.rows) * C::task);
+    const double cycles = s.blocks * (C::products(columns) + parts * around) +
+                          parts * (s.masked * mask + double(s.rows) * C::task);
     const double row_sums = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * width, machine, 1);

@@ -24,8 +24,8 @@ struct SchedulePolicy {
     double workers_of_lane = 1.0;  // 0.5: two walks run side by side. GCC 12 takes no integer for a double here
     int64_t longest_task = 64;
     int64_t whole_rows = 0;        // rows of up to so many stay whole in any case
-    // Where `workers` is 0, rows are split where that takes less time: us that a worker takes for a block, and for a task
-    // beside its blocks; and, of the whole walk, that parts have to be put together, and that each of them adds.
+    // Where `workers` is 0, rows are split where that takes less time: us that a worker takes for a block, and for a
+    // task beside its blocks; and, of the whole walk, that parts have to be put together, and that each of them adds.
     double block_us = 0.0, task_us = 0.0, join_us = 0.0, part_us = 0.0;
     // Short tasks of a head are done by one worker, up to this many blocks: fetching work costs something, and neighbours
     // share keys. Small problems stay in single tasks.

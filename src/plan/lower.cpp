@@ -142,9 +142,10 @@ Layout Lowering::build(const Form& form) {
 }
 
 Layout Lowering::build_residue(const Form& form) {
-    const auto classes = find_classes_of_tile(extent_, modulus_, form.block_q, form.block_k);
-    return classes ? build_short_residue_layout(pattern_, extent_, modulus_, *classes, form.block_q, form.block_k).value()
-                   : build_residue_layout(pattern_, extent_, modulus_, form.block_q, form.block_k).value();
+    const int32_t block_q = form.block_q, block_k = form.block_k;
+    const auto classes = find_classes_of_tile(extent_, modulus_, block_q, block_k);
+    return classes ? build_short_residue_layout(pattern_, extent_, modulus_, *classes, block_q, block_k).value()
+                   : build_residue_layout(pattern_, extent_, modulus_, block_q, block_k).value();
 }
 
 // Calls on a cache have forward passes only, and make layouts of their own of the lists by query: nobody reads those by

@@ -250,7 +250,8 @@ public:
     }
 
     // Blocks of each row of a head; where keys own the tasks, over the query heads of its group. no_task: the row has
-    // blocks in other rounds, or nowhere and this is not the first, or all of its tokens are away. Valid until the next.
+    // blocks in other rounds, or nowhere and this is not the first, or all of its tokens are away. Valid until the next
+    // head is asked for.
     const std::vector<int64_t>& of(int32_t head) {
         sum_members(lengths_, head, of_row_);
         for (int32_t row : left_) of_row_[size_t(row)] = no_task;
@@ -292,8 +293,9 @@ private:
         const int32_t block = owner == Owner::keys ? layout_.block_k : layout_.block_q, words = (block + 63) / 64;
         const int64_t seq = owner == Owner::keys ? layout_.seq_k : layout_.seq_q;
         for (int32_t row = axis.listed; row < rows(); ++row) {
+            const uint64_t* const bits = axis.away + int64_t(row - axis.listed) * words;
             int32_t away = 0;
-            for (int32_t w = 0; w < words; ++w) away += std::popcount(axis.away[int64_t(row - axis.listed) * words + w]);
+            for (int32_t w = 0; w < words; ++w) away += std::popcount(bits[w]);
             if (away == tile_at(axis, block, seq, row).count) left_.push_back(row);
         }
     }
@@ -340,8 +342,8 @@ int64_t parts_of(int64_t blocks, int64_t longest, const SchedulePolicy& policy) 
 }
 
 // The time of a walk whose rows are split into parts of at most so many blocks. A task waits about a block's time for
-// its first one. Workers take the longest task that is left: of the tasks that are as long as one, or longer, some worker
-// has its share, rounded up; and where they have several, they end some of the longest task's time apart.
+// its first one. Workers take the longest task that is left: of the tasks that are as long as one, or longer, some
+// worker has its share, rounded up; and where they have several, they end some of the longest task's time apart.
 double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const SchedulePolicy& policy, int64_t workers) {
     constexpr double apart = 0.25;
     std::map<int64_t, int64_t, std::greater<>> tasks;

@@ -112,8 +112,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
         if (const auto residue = build_residue_layout(*model.pattern, extent, modulus, block_q, block_k))
             check_all(*residue, scene, std::to_string(modulus) + " residue classes");
         const auto classes = spattn::find_classes_of_tile(extent, modulus, block_q, block_k);
-        const auto shared = classes ? build_short_residue_layout(*model.pattern, extent, modulus, *classes, block_q, block_k)
-                                    : std::nullopt;
+        const auto shared =
+            classes ? build_short_residue_layout(*model.pattern, extent, modulus, *classes, block_q, block_k) : std::nullopt;
         if (shared) check_all(*shared, scene, std::to_string(modulus) + " residue classes, several a tile");
     }
     if (const auto hot = model.pattern->hot(extent))

@@ -37,8 +37,9 @@ PatternRef random_keeper(Random& random, const Extent& extent, int64_t modulus) 
     return random.one_in(2) ? by_head : make_per_batch({by_head, part()}, of_batch);
 }
 
-// Of classes that are short, mostly the layout of several a tile.
-std::optional<Layout> build(const Case& c, Random& random, int32_t modulus, int32_t block_q, int32_t block_k, int& shared) {
+// Classes that are short mostly get the layout of several a tile.
+std::optional<Layout> build(const Case& c, Random& random, int32_t modulus, int32_t block_q, int32_t block_k,
+                            int& shared) {
     const auto classes = find_classes_of_tile(c.extent, modulus, block_q, block_k);
     if (!classes || modulus == 1 || random.one_in(4))
         return build_residue_layout(*c.pattern, c.extent, modulus, block_q, block_k);

@@ -183,7 +183,9 @@ TEST(few_long_rows_are_cut_for_all_lanes) {
         const Walk walk{Owner::queries, {.workers = 0, .block_us = 1, .shared_blocks = 1}};
         const Schedule s = make_schedule(problem_of(e, e.heads), view(layout), walk, lanes);
         const int64_t rows = e.heads * e.seq_q / 16, blocks = all_blocks(s) / rows;
-        const auto blocks_of_a_lane = [&](int64_t tasks, int64_t longest) { return (tasks + lanes - 1) / lanes * longest; };
+        const auto blocks_of_a_lane = [&](int64_t tasks, int64_t longest) {
+            return (tasks + lanes - 1) / lanes * longest;
+        };
         int64_t least = blocks_of_a_lane(rows, blocks);
         for (int64_t parts = 2; parts <= blocks; ++parts)
             least = std::min(least, blocks_of_a_lane(rows * parts, (blocks + parts - 1) / parts));

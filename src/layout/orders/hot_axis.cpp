@@ -56,9 +56,11 @@ Axis make_hot_axis(std::vector<int32_t> tokens, int32_t block, int32_t blocks) {
     if (tokens.empty()) return axis;
     const int32_t words = words_for(block);
     axis.away.resize(size_t(blocks) * words);
-    for (int32_t token : tokens)
-        if (token != no_token)
-            axis.away[size_t(token / block) * words + size_t(token % block / 64)] |= uint64_t(1) << (token % block % 64);
+    for (int32_t token : tokens) {
+        if (token == no_token) continue;
+        const int32_t place = token % block;
+        axis.away[size_t(token / block) * words + size_t(place / 64)] |= uint64_t(1) << (place % 64);
+    }
     tokens.resize((tokens.size() + size_t(block) - 1) / size_t(block) * size_t(block), no_token);
     axis.tokens = std::move(tokens);
     return axis;

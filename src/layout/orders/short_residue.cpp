@@ -65,8 +65,8 @@ public:
                 add_tile(plane, tile, slices);
                 whole_.by_query.slices.push_back(slices.finish());
             }
-            const Slice at_home = slices.finish();
-            whole_.by_query.slices.resize(whole_.by_query.slices.size() + size_t(whole_.queries.residue_tiles), at_home);
+            std::vector<Slice>& all = whole_.by_query.slices;
+            all.insert(all.end(), size_t(whole_.queries.residue_tiles), slices.finish());
         }
         whole_.by_key = transpose_lists(whole_.by_query, whole_.head_kinds, keys_.tiles() + whole_.keys.residue_tiles);
         build_live(whole_);
@@ -111,9 +111,10 @@ private:
         if (is_first && own.seq_k > 0) {
             place->second.resize(size_t(own.seq_q * words_));
             for (int64_t i = 0; i < own.seq_q; ++i) {
+                uint64_t* const row = &place->second[size_t(i * words_)];
                 intervals_.clear();
                 pattern.keys(of_class, i, {0, own.seq_k}, intervals_);
-                for (const Interval& keys : intervals_) set_bits(&place->second[size_t(i * words_)], keys.begin, keys.end);
+                for (const Interval& keys : intervals_) set_bits(row, keys.begin, keys.end);
             }
         }
         return place->second;
@@ -134,7 +135,8 @@ private:
 
 std::optional<ClassesOfTile> find_classes_of_tile(const Extent& extent, int32_t modulus, int32_t block_q,
                                                   int32_t block_k) {
-    const int64_t length_q = ceil_div(extent.seq_q, int64_t(modulus)), length_k = ceil_div(extent.seq_k, int64_t(modulus));
+    const int64_t classes = modulus;
+    const int64_t length_q = ceil_div(extent.seq_q, classes), length_k = ceil_div(extent.seq_k, classes);
     if (length_q == 0 || length_k == 0 || 2 * length_q > block_q || 2 * length_k > block_k) return {};
     int64_t queries = block_q / length_q, keys = block_k / length_k;
     (queries > keys ? queries : keys) -= std::max(queries, keys) % std::min(queries, keys);
