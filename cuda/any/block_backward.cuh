@@ -367,8 +367,8 @@ __global__ void __launch_bounds__(Shape<RealOf<D>>::most_threads, 2)
 }
 
 // ---- joins and sinks ----
-// A warp sums the parts of one row, in their order. It has four columns a lane on their way at once, for a part takes the
-// time to fetch it, not to add it.
+// A warp sums the parts of one row, in their order. It has four columns a lane of four parts on their way at once, for a
+// part takes the time to fetch it, not to add it.
 template <Dtype D, bool ByKey>
 __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant__ BackwardParams<RealOf<D>> params) {
     using Real = RealOf<D>;
@@ -390,6 +390,7 @@ __global__ void __launch_bounds__(row_threads) join_kernel(const __grid_constant
     const int64_t batch = join.head / heads, head = join.head % heads;
     for (int first = int(threadIdx.x % 32); first < most; first += 32 * at_once) {
         Real x[at_once] = {}, y[at_once] = {};  // of dk, or dq, and of dv
+#pragma unroll 4
         for (int part = 0; part < join.parts; ++part) {
             const Real* const row = parts + (size_t(join.first_part + part) * block + unsigned(place)) * columns;
 #pragma unroll

@@ -43,7 +43,7 @@ constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles
             .block_us = cycles_us(block_cycles),
             .task_us = cycles_us(task_cycles),
             .join_us = 6,
-            .part_us = 2e-6 * tokens * sums};
+            .part_us = 3.5e-6 * tokens * sums};
 }
 constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
 

@@ -362,7 +362,8 @@ double walk_us(const std::map<int64_t, int64_t>& rows, int64_t longest, const Sc
         met += count, total += double(count) * task_us(blocks);
         busiest = std::max(busiest, double(divide_up(met, workers)) * task_us(blocks));
     }
-    const double unevenness = met > workers ? apart * task_us(tasks.begin()->first) : 0;
+    const double several = std::clamp(double(met - workers) / double(workers), 0.0, 1.0);
+    const double unevenness = met > 0 ? several * apart * task_us(tasks.begin()->first) : 0;
     const double join = parts_in_all ? policy.join_us + double(parts_in_all) * policy.part_us : 0;
     return std::max(busiest, total / double(workers) + unevenness) + join;
 }
