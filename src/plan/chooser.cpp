@@ -165,10 +165,14 @@ Cost Chooser::cost_of(const Candidate& candidate, const Machine& machine) const 
     const Kernel& kernel = *candidate.kernel;
     if (problem_.has_starts) return cost_on_cache(candidate, machine);
     Cost cost = cost_of_row(candidate, machine);
-    // Pieces share copies.
-    if (problem_.float8_operands && !in_pieces_)
-        cost.us += float8_us(problem_, kernel.multiplies_float8, machine, options_.device);
+    cost.us += copies_us(kernel, machine);
     return cost;
+}
+
+// Pieces share copies.
+double Chooser::copies_us(const Kernel& kernel, const Machine& machine) const {
+    if (!problem_.float8_operands || in_pieces_) return 0;
+    return float8_us(problem_, kernel.multiplies_float8, machine, options_.device);
 }
 
 Cost Chooser::cost_of_row(const Candidate& candidate, const Machine& machine) const {
@@ -293,7 +297,8 @@ bool Chooser::loses_finer(const Lowered& coarse, const Kernel& kernel, double us
 }
 
 bool Chooser::loses(const Kernel& kernel, const LayoutStats& stats, double us) const {
-    return kernel.cost(problem_, stats, choice_machine()).us >= us;
+    const Machine machine = choice_machine();
+    return kernel.cost(problem_, stats, machine).us + copies_us(kernel, machine) >= us;
 }
 
 Machine Chooser::choice_machine() const {

@@ -99,6 +99,7 @@ private:
     void complete_cache_lists(PiecePlan& plan);
     Cost cost_of(const Candidate& candidate, const Machine& machine) const;
     Cost cost_of_row(const Candidate& candidate, const Machine& machine) const;
+    double copies_us(const Kernel& kernel, const Machine& machine) const;  // of operands of float8
     Cost cost_on_cache(const Candidate& candidate, const Machine& machine) const;
     Cost cost_of_cache_lists(const Candidate& candidate, const Machine& machine) const;
 

@@ -64,8 +64,9 @@ def check(
     right, found = call(*alone), compiled(*shared)
     assert all(isinstance(x, DTensor) for x in found)
     assert list(found[0].placements) == (placements if expected is None else expected), found[0].placements
-    for one, other in zip(found, right):
-        assert one.shape == other.shape and torch.equal(one.full_tensor(), other)
+    for one, other in zip(found, right):  # close alone: a plan of fewer heads may have another row
+        assert one.shape == other.shape
+        torch.testing.assert_close(one.full_tensor(), other)
     loss_of(*right).backward()
     loss_of(*(x.full_tensor() for x in found)).backward()
     for one, other in zip(shared, alone):
