@@ -102,6 +102,9 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
 
     // Less than 64 bytes: GCC copies as many by one vector, which loads that follow wait for if it crosses a line of
     // the cache. Dense attention took 6 % longer.
+    struct Whole {
+        constexpr operator int() const { return step_terms; }
+    };
     struct Unit {
         Span steps;             // of 32 keys
         int first;              // query
@@ -311,11 +314,14 @@ struct PanelForwardLane : ForwardLane<bq, bk> {
         });
         for (int first = 0; first < bq; first += tile_rows)
             for (int64_t d = 0; d < p.head_dim_v; d += step_terms)
-                store_result(at, owned, first, d, load(factors + first));
+                p.head_dim_v - d < step_terms
+                    ? store_result(at, owned, first, d, int(p.head_dim_v - d), load(factors + first))
+                    : store_result(at, owned, first, d, Whole(), load(factors + first));
     }
-    void store_result(const Place& at, uint64_t owned, int first, int64_t d, Vec factor) {
+    // columns: a number, or a whole tile of them, which the compiler knows.
+    template <class Columns>
+    void store_result(const Place& at, uint64_t owned, int first, int64_t d, Columns columns, Vec factor) {
         Tile tile;
-        const int columns = least(p.head_dim_v - d, step_terms);
         for (int pair = 0; pair < (columns + 1) / 2; ++pair) {
             const Real* x = state.out + (d + 2 * pair) * bq + first;
             store_pairs_to_even(tile.rows[pair], load(x) * factor, load(x + bq) * factor);
