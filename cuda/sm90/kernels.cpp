@@ -129,10 +129,9 @@ struct ForwardCycles {
     static constexpr double block(double widening = 0) {
         return std::max({products / reached, elements, widening}) + 100;
     }
-    // CTAs that share an SM take turns at it.
     static constexpr double task = of_one ? 700 : of_three ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
-    static constexpr SchedulePolicy policy =
-        any::forward_policy(block(), task, BlockQ, HeadDimV, 1.0 / tile_ctas);
+    // CTAs that share an SM take turns at it, and are one worker.
+    static constexpr SchedulePolicy policy = any::forward_policy(block(), task, BlockQ, HeadDimV, 1.0 / tile_ctas);
 };
 
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
