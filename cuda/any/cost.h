@@ -21,29 +21,34 @@ inline double compute_us(double cycles, const Machine& machine) {
 constexpr double clock_mhz = 1755;
 constexpr double cycles_us(double cycles) { return cycles / clock_mhz; }
 
-// Where tiles of so many rows are few, their rows of blocks are split. One head of causal attention over 4,096 tokens
-// took 28.6 us in parts of 2,048 keys and 18.7 in parts of 512, and in float32 two heads over 2,048 took 182 in whole
-// rows and 75 in parts of 256; but eight heads over 2,048 26 in whole rows and 31 in parts (H200).
+// What it takes to put parts together, us: at all, and for each float of a part, which is written and read.
+struct Joining {
+    double us, float_us;
+};
+// A task takes task_cycles beside those of its blocks, and a part has so many floats.
+constexpr SchedulePolicy split_policy(double block_cycles, double task_cycles, const Joining& joining, int floats,
+                                      double workers_of_lane) {
+    return {.workers = 0,
+            .workers_of_lane = workers_of_lane,
+            .block_us = cycles_us(block_cycles),
+            .task_us = cycles_us(task_cycles),
+            .join_us = joining.us,
+            .part_us = joining.float_us * floats};
+}
+
+// Tiles of so many rows. One head of causal attention over 4,096 tokens took 28.6 us in parts of 2,048 keys and 18.7 in
+// parts of 512, and in float32 two heads over 2,048 took 182 in whole rows and 75 in parts of 256; but eight heads over
+// 2,048 26 in whole rows and 31 in parts (H200).
 constexpr SchedulePolicy forward_policy(double block_cycles, double task_cycles, int rows, int head_dim_v,
                                         double workers_of_lane = 1) {
-    return {.workers = 0,
-            .workers_of_lane = workers_of_lane,
-            .block_us = cycles_us(block_cycles),
-            .task_us = cycles_us(task_cycles),
-            .join_us = 2,
-            .part_us = 5e-6 * rows * head_dim_v};
+    return split_policy(block_cycles, task_cycles, {2, 5e-6}, rows * head_dim_v, workers_of_lane);
 }
-// The same backward, for parts of so many tokens with so many sums each; to join them is a kernel that does not begin
-// early. One head of causal attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56
-// in parts of 512; eight of full attention over 1,024 took 37 in whole rows and 75 in parts (H200).
+// Parts of so many tokens with so many sums each; to join them is a kernel that does not begin early. One head of causal
+// attention over 4,096 tokens took 135 us in whole rows, 62 in parts of 1,024 queries and 56 in parts of 512; eight of
+// full attention over 1,024 took 37 in whole rows and 75 in parts (H200).
 constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles, int tokens, int sums,
                                          double workers_of_lane = 1) {
-    return {.workers = 0,
-            .workers_of_lane = workers_of_lane,
-            .block_us = cycles_us(block_cycles),
-            .task_us = cycles_us(task_cycles),
-            .join_us = 6,
-            .part_us = 3.5e-6 * tokens * sums};
+    return split_policy(block_cycles, task_cycles, {6, 3.5e-6}, tokens * sums, workers_of_lane);
 }
 constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
 

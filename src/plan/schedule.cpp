@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "layout/arrays.h"
+#include "layout/tables.h"
 #include "plan/plan.h"
 
 namespace spattn {
@@ -290,7 +291,7 @@ private:
     void find_left(Owner owner) {
         const AxisView& axis = owner == Owner::keys ? layout_.keys : layout_.queries;
         if (!axis.away) return;
-        const int32_t block = owner == Owner::keys ? layout_.block_k : layout_.block_q, words = (block + 63) / 64;
+        const int32_t block = owner == Owner::keys ? layout_.block_k : layout_.block_q, words = words_for(block);
         const int64_t seq = owner == Owner::keys ? layout_.seq_k : layout_.seq_q;
         for (int32_t row = axis.listed; row < rows(); ++row) {
             const uint64_t* const bits = axis.away + int64_t(row - axis.listed) * words;

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "check.h"
+#include "layout/tables.h"
 
 namespace spattn {
 
@@ -116,7 +117,7 @@ void check_live(const Case& c) {
     const auto is_away = [](const Axis& axis, int32_t block, size_t place) {
         if (axis.away.empty() || place < axis.tokens.size()) return false;
         const size_t home = (place - axis.tokens.size()) / size_t(block), at = place % size_t(block);
-        return (axis.away[home * size_t((block + 63) / 64) + at / 64] >> (at % 64) & 1) != 0;
+        return (axis.away[home * size_t(words_for(block)) + at / 64] >> (at % 64) & 1) != 0;
     };
     const auto check_axis = [&](const Live& live, const Axis& axis, const std::vector<int64_t>& tokens, int32_t block,
                                 const std::vector<bool>& alive) {
