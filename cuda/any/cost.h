@@ -52,32 +52,50 @@ constexpr SchedulePolicy backward_policy(double block_cycles, double task_cycles
 }
 constexpr double combine_us = 3;  // of the kernel that joins parts of lists, which begins early (H200)
 
-// What it takes to put parts together after a backward walk over blocks of so many tokens, where its rows are mostly
-// split: a kernel and the gap before it (H200). Backward no row's cost counts processors that are idle: kernels that make
-// each gradient apart are slower on few tasks than these tell, and would win where they should not.
-inline double join_us(const LayoutStats& s, const Machine& machine, int block) {
-    constexpr double whole = 1024;  // tokens
-    const bool is_split = double(s.rows) < machine.lanes && s.blocks * block > whole * double(s.rows);
-    return is_split ? 6 : 0;
-}
+// What the longest task of a walk takes of a processor, cycles, and what it takes to put parts of rows together, us: where
+// tasks are few, or some far longer than others, processors are idle.
+struct Longest {
+    double cycles, join_us;
+    // Rows have so many blocks, of which the longest has `longest`, or none: a bound, of which no row is known. `block`
+    // and `task` are cycles. filled: the share of a tile's rows that has tokens. Rows are split into what a worker would do
+    // in all, if that saves more than it takes; where the longest is far longer than most, few are as long.
+    static Longest of(double rows, double blocks, double longest, double block, double task, double workers,
+                      const SchedulePolicy& policy, double filled = 1, bool may_split = true) {
+        if (longest <= 0) return {0, 0};
+        const double parts = std::clamp(longest * workers / std::max(blocks, 1.0), 1.0, longest);
+        const double mean = blocks / std::max(rows, 1.0), split_rows = longest > 2 * mean ? blocks / longest : rows;
+        const double join = policy.join_us + split_rows * parts * policy.part_us * std::min(filled, 1.0);
+        const bool is_split = may_split && longest * (1 - 1 / parts) * policy.block_us > join;
+        // Nothing else is done while a part waits for its first block.
+        return {(is_split ? longest / parts + 1 : longest) * block + task, is_split ? join : 0};
+    }
+    // Backward walks go by key, where a task has all heads of a group, and by query.
+    static Longest by_key(const Problem& p, const LayoutStats& s, const Machine& machine, double block, double task,
+                          const SchedulePolicy& policy) {
+        const double group = double(p.group()), workers = policy.workers_of_lane * machine.lanes;
+        return of(double(s.rows) / group, s.blocks, s.longest * group, block, task, workers, policy);
+    }
+    static Longest by_query(const LayoutStats& s, const Machine& machine, double block, double task,
+                            const SchedulePolicy& policy) {
+        const double workers = policy.workers_of_lane * machine.lanes;
+        return of(double(s.rows_across), s.blocks, s.longest_across, block, task, workers, policy);
+    }
+};
 
-// What `cycles` of tiles come to, in all, where rows of blocks are fewer than processors, so that some may be idle; and
-// what it takes to join parts, if rows are split.
+// What `cycles` of tiles come to, in all, where rows of blocks are fewer than processors; and what it takes to join parts,
+// if rows are split.
 struct Spread {
     double cycles, join_us;
-    // Tiles are of `heads` heads, and their rows split by the policy. filled: the share of a tile's rows that has tokens.
-    // A lane of the machine is so many SMs as share a tile.
+    // Tiles are of `heads` heads, and their rows split by the policy. A lane of the machine is so many SMs as share a tile.
+    // waits: cycles of a task that others hide where there are more.
     static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles,
-                     const SchedulePolicy& policy, double filled, int heads = 1, int tile_ctas = 1) {
-        const double rows = std::max(double(s.rows) / heads, 1.0), blocks = std::max(s.blocks / heads / rows, 1.0);
+                     const SchedulePolicy& policy, double filled, int heads = 1, int tile_ctas = 1, double waits = 0) {
+        const double rows = std::max(double(s.rows) / heads, 1.0), mean = std::max(s.blocks / heads / rows, 1.0);
+        const double task = std::min(policy.task_us * clock_mhz, cycles / rows), block = (cycles / rows - task) / mean;
         const double workers = policy.workers_of_lane * tile_ctas * machine.lanes;
-        const double parts = std::clamp(workers / rows, 1.0, blocks);
-        const double join = policy.join_us + rows * parts * policy.part_us * std::min(filled, 1.0);
-        const bool is_split = !p.call_lists.at_run_time() && blocks * (1 - 1 / parts) * policy.block_us > join;
-        const double whole = cycles / rows, task = std::min(policy.task_us * clock_mhz, whole);
-        // Nothing else is done while a part waits for its first block.
-        const double longest = is_split ? (whole - task) * (1 / parts + 1 / blocks) + task : whole;
-        return {std::max(cycles, machine.lanes * longest), is_split ? join : 0};
+        const Longest longest = Longest::of(rows, rows * mean, std::max(s.longest, mean), block, task + waits, workers,
+                                            policy, filled, !p.call_lists.at_run_time());
+        return {std::max(cycles, machine.lanes * longest.cycles), longest.join_us};
     }
 };
 
@@ -88,6 +106,12 @@ inline double tasks_us(double tasks, double cycles, const Machine& machine) {
 // Products and memory overlap, but for the blocks that a task begins and ends with: the less, the more alike both are.
 inline Cost overlapped(double apart, double compute, double memory) {
     return {apart + std::hypot(compute, memory), compute >= memory ? "compute" : "memory"};
+}
+
+// Key tiles of so many tokens that no query sees: their gradients are written, and nothing of them is read.
+inline double unseen_tiles(const Problem& p, const LayoutStats& s, int block) {
+    const double tiles = double(p.batch * p.heads_kv) * std::ceil(double(p.seq_k) / block);
+    return s.longest > 0 ? std::max(tiles - double(s.rows) / double(p.group()), 0.0) : 0;
 }
 
 // Cycles for so many tokens of listed tiles, whose rows are copied one by one: so many a row of 128 columns, keys' and

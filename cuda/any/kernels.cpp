@@ -11,6 +11,7 @@
 #include "any/fits.h"
 #include "any/gather_backward.h"
 #include "any/gather_forward.h"
+#include "core/math.h"
 #include "runtime/device.h"
 
 namespace spattn::any {
@@ -30,39 +31,58 @@ const char* gather_fits(const Problem& p) {
     return nullptr;
 }
 
-// Products of 2 * columns flops a pair that is visited, by tiles of so many rows: small ones read more for each.
-struct Rate {
-    int products_q, products_v;  // over head_dim, over head_dim_v
-    double task;                 // cycles of an SM
-    double launches;             // us
-    double alone;                // times its share of a busy SM takes a task that has one to itself, at least
-};
-// What an SM does: float32 as causal at 4K does on an H200, the rest from that by estimate.
+// What an SM does: float32 as causal at 4K does on an H200, the rest from that by estimate. One task does as much as
+// several that share an SM.
 constexpr double flops_per_cycle(Dtype dtype, int block) {
     const double rate = block >= 64 ? 72 : block == 32 ? 48 : 24;
     return dtype == Dtype::f64 ? rate / 3 : rate;
 }
+// Cycles of an SM for a block: products over head_dim and over head_dim_v, whose columns come in parts of 64.
 template <int Block>
-Cost cost(const Problem& p, const LayoutStats& s, const Machine& machine, const Rate& rate) {
-    const double columns = rate.products_q * double(p.head_dim) + rate.products_v * double(p.head_dim_v);
-    const double cycles = 2 * columns * s.visited / flops_per_cycle(p.dtype, Block) + rate.task * double(s.rows);
-    const double tasks = double(std::max(s.rows, int64_t(1)));
-    const double longest = rate.alone * machine.lanes * cycles / tasks;
-    return {rate.launches + compute_us(std::max(cycles, longest), machine), "compute"};
+constexpr double block_cycles(Dtype dtype, int products_q, int64_t head_dim, int products_v, int64_t head_dim_v) {
+    const int64_t columns = products_q * round_up(head_dim, 64) + products_v * round_up(head_dim_v, 64);
+    return 2.0 * double(columns) * Block * Block / flops_per_cycle(dtype, Block);
 }
-// Rows of 128 columns take so long; those of others are split as if they did.
+// Policies of rows take these columns for all.
 template <int Block>
-constexpr double block_cycles(int products) {
-    return 2.0 * products * 128 * Block * Block / flops_per_cycle(Dtype::f32, Block);
+constexpr double usual_cycles(int products) {
+    return block_cycles<Block>(Dtype::f32, products, 128, 0, 0);
 }
+constexpr double forward_task = 2000, backward_task = 4000;  // cycles of an SM, of each walk
+// The longest task of small tiles waits more than it multiplies, which others hide where there are more.
+constexpr double waits(int block) { return block >= 64 ? 0 : block == 32 ? 18000 : 33000; }  // cycles
+template <int Block>
+constexpr SchedulePolicy forward_split = forward_policy(usual_cycles<Block>(2), forward_task, Block, 128);
+template <int Block>
+constexpr SchedulePolicy by_key_split = backward_policy(usual_cycles<Block>(4), backward_task, Block, 256);
+template <int Block>
+constexpr SchedulePolicy by_query_split = backward_policy(usual_cycles<Block>(3), backward_task, Block, 128);
+
 template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return cost<Block>(p, s, machine, {1, 1, 2000, 4, 1});
+    constexpr double launch = 4;  // us
+    const double block = block_cycles<Block>(p.dtype, 1, p.head_dim, 1, p.head_dim_v);
+    const double cycles = block * s.blocks + forward_task * double(s.rows), filled = double(p.seq_q) / Block;
+    const Spread spread =
+        Spread::of(p, s, machine, cycles, forward_split<Block>, filled, 1, 1, waits(Block));
+    return {launch + spread.join_us + compute_us(spread.cycles, machine), "compute"};
 }
-// s and dp twice, and three gradients. Few tasks are read off trees of 26 to 128 nodes (H200).
+// s and dp twice, and three gradients; those of keys that no query sees are written, too.
 template <int Block>
 Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return cost<Block>(p, s, machine, {4, 3, 8000, 25, 2.3});
+    constexpr double launches = 25, cleared = 1000 + 170 * Block;  // us; cycles of a part of the columns
+    constexpr double longest_task = backward_task + waits(Block);
+    const double of_key = block_cycles<Block>(p.dtype, 2, p.head_dim, 2, p.head_dim_v);
+    const double of_query = block_cycles<Block>(p.dtype, 2, p.head_dim, 1, p.head_dim_v);
+    const double parts = double(ceil_div(std::max(p.head_dim, p.head_dim_v), 64));
+    const Longest by_key = Longest::by_key(p, s, machine, of_key, longest_task, by_key_split<Block>);
+    const Longest by_query = Longest::by_query(s, machine, of_query, longest_task, by_query_split<Block>);
+    const double keys = of_key * s.blocks + backward_task * double(s.rows);
+    const double queries = of_query * s.blocks + backward_task * double(s.rows_across);
+    const double cycles = std::max(keys, machine.lanes * by_key.cycles) +
+                          std::max(queries, machine.lanes * by_query.cycles) +
+                          unseen_tiles(p, s, Block) * parts * cleared;
+    return {launches + by_key.join_us + by_query.join_us + compute_us(cycles, machine), "compute"};
 }
 
 // What a pass over lists takes, read off bf16 lists of 9 to 2,048 keys (H200). An SM fetches rows of each pair from
@@ -71,31 +91,47 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
 constexpr double widened_column = 0.195;                 // cycles of an SM for a column of float8, read off 8K keys
 constexpr double row_cycles = 390, key_cycles = 1200;    // of an SM: that a row or a key takes beside its pairs
+constexpr double wide_column = 6;                        // of an SM for a column of a query row beyond 64, forward
 constexpr double busy_warps = 8;                         // of an SM that does as much as it can; a row has one
-struct GatherWork {
+// Rows of one axis, each of which has a warp.
+struct GatherWalk {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double fetches;              // of both rows of a pair
-    int64_t rows, keys;          // keys: where they have warps
-    double launch_us;
+    double rows, row_cycles;
+    double longest, waits;       // pairs of the longest row, and cycles that its warp waits for each
 };
-Cost gather_cost(const Problem& p, const LayoutStats& s, const Machine& machine, const GatherWork& work) {
-    const double columns = work.products_q * double(p.head_dim) + work.products_v * double(p.head_dim_v);
-    const double bytes = work.fetches * double(p.head_dim + p.head_dim_v) * p.key_bytes();
-    const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
-    const double widening = p.float8_cache ? widened_column * double(p.head_dim + p.head_dim_v) : 0;
-    const double pair_cycles = std::max({bytes / fetched_bytes, 2 * columns / flops_per_cycle, widening});
-    const double cycles = pair_cycles * s.pairs + row_cycles * double(work.rows) + key_cycles * double(work.keys);
-    const double tasks = std::max(double(work.rows + work.keys) / busy_warps, 1.0);
-    const double busy = tasks_us(tasks, cycles / tasks, machine);
-    const double memory = bytes * s.gathered / machine.bandwidth * 1e-3;
-    return {work.launch_us + std::max(busy, memory), busy >= memory ? "compute" : "memory"};
-}
+struct GatherWork {
+    double cycles = 0, bytes = 0;  // of an SM; of a pair
+
+    void add(const Problem& p, const LayoutStats& s, const Machine& machine, const GatherWalk& walk) {
+        const double columns = walk.products_q * double(p.head_dim) + walk.products_v * double(p.head_dim_v);
+        const double fetched = walk.fetches * double(p.head_dim + p.head_dim_v) * p.key_bytes();
+        const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
+        const double widening = p.float8_cache ? widened_column * double(p.head_dim + p.head_dim_v) : 0;
+        const double pair = std::max({fetched / fetched_bytes, 2 * columns / flops_per_cycle, widening});
+        const double all = pair * s.pairs + walk.row_cycles * walk.rows, tasks = std::max(walk.rows / busy_warps, 1.0);
+        const double longest = std::max(all / tasks, walk.longest * std::max(busy_warps * pair, pair + walk.waits));
+        cycles += std::max(all, machine.lanes * longest), bytes += fetched;
+    }
+    Cost cost(const LayoutStats& s, const Machine& machine, double launches) const {
+        const double busy = compute_us(cycles, machine), memory = bytes * s.gathered / machine.bandwidth * 1e-3;
+        return {launches + std::max(busy, memory), busy >= memory ? "compute" : "memory"};
+    }
+};
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return gather_cost(p, s, machine, {1, 1, 1, s.rows, 0, 4});
+    const double row = row_cycles + wide_column * std::max(double(p.head_dim) - 64, 0.0);
+    GatherWork work;
+    work.add(p, s, machine, {1, 1, 1, double(s.rows), row, s.longest, 0});
+    return work.cost(s, machine, 8);
 }
-// By query and by key; before that the lists are brought into the order of keys. By key, rows lie further apart.
+// By query and by key, where rows lie further apart; before that the lists are brought into the order of keys.
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    return gather_cost(p, s, machine, {4, 3, 3.1, s.rows, p.batch * p.heads_kv * p.seq_k, 16});
+    constexpr double waits = 700;
+    const double keys = double(p.batch * p.heads_kv * p.seq_k), longest_key = s.longest_across * double(p.group());
+    GatherWork work;
+    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row_cycles, s.longest, waits});
+    work.add(p, s, machine, {2, 2, 1.8, keys, key_cycles, longest_key, waits});
+    return work.cost(s, machine, 30);
 }
 
 template <Dtype D>
@@ -156,7 +192,7 @@ Kernel block_forward(const char* name) {
             .block_q = Block,
             .block_k = Block,
             .mask_words = Block * Block / 64,
-            .walks = {{Owner::queries, forward_policy(block_cycles<Block>(2), 2000, Block, 128)}},
+            .walks = {{Owner::queries, forward_split<Block>}},
             .num_walks = 1,
             .runs_here = runs_here,
             .fits = fits<D>,
@@ -180,8 +216,7 @@ Kernel block_backward(const char* name) {
             .block_q = Block,
             .block_k = Block,
             .mask_words = Block * Block / 64,
-            .walks = {{Owner::keys, backward_policy(block_cycles<Block>(4), 4000, Block, 256)},
-                      {Owner::queries, backward_policy(block_cycles<Block>(3), 4000, Block, 128)}},
+            .walks = {{Owner::keys, by_key_split<Block>}, {Owner::queries, by_query_split<Block>}},
             .num_walks = 2,
             .runs_here = runs_here,
             .fits = fits<D>,

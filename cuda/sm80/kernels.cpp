@@ -76,7 +76,7 @@ template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int Heads, bool Splits
 Cost block_forward_cost(const Problem& p, const LayoutStats& of_rows, const Machine& machine) {
     using C = ForwardCycles<D, HeadDim, HeadDimV, BlockQ, Splits>;
     constexpr double width = dtype_row(D).bytes / 2;  // of 16 bits
-    constexpr double launch = 4;                      // us
+    constexpr double launch = 7;                      // us
     constexpr double mask = 1.5 * BlockQ;
     const int column_parts = any::column_parts<float>(p.head_dim_v);
     LayoutStats s = of_rows;
@@ -197,38 +197,50 @@ Kernel gather_forward(const char* name) {
 }
 
 // ---- backward ----
-// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such. Each
-// part of a sum's columns has scores made for it; what such CTAs reach is read off causal attention at 16K on an H200.
-template <Dtype D, int HeadDim, bool Splits>
+// Seven products, or eight where dk and dv are made apart. Two walks read scattered tokens, and write such. Each part of
+// a sum's columns has scores made for it; what such CTAs reach is read off causal attention at 16K on an H200, and short
+// rows of head_dim 256, few tasks and keys that no query sees off random problems (bench/choices.py).
+template <Dtype D, int HeadDim, int HeadDimV, bool Splits>
 struct BackwardCycles {
+    static constexpr bool is_wide = HeadDim > 128;
     static constexpr double flops_per_cycle = HeadDim > 256     ? 970
-                                              : D != Dtype::f32 ? 1080
-                                              : Splits          ? (HeadDim > 128 ? 156 : 235)
-                                                                : (HeadDim > 128 ? 323 : 445);
-    static constexpr double task = 4000;
+                                              : D != Dtype::f32 ? (is_wide ? 600 : 1000)
+                                              : Splits          ? (is_wide ? 156 : 235)
+                                                                : (is_wide ? 323 : 445);
+    static constexpr double around = 450, mask = 150, task = is_wide ? 8000 : 4000;
+    static constexpr double cleared = is_wide ? 30000 : D == Dtype::f32 ? 13000 : 7500;  // a tile that no query sees
     static constexpr double products(double columns) { return 2 * 64 * 64 * columns / flops_per_cycle; }
     // columns: of the products of a walk; sums: of a token.
     static constexpr SchedulePolicy policy(int columns, int sums) {
         return any::backward_policy(products(columns), task, 64, sums);
     }
+    static constexpr int by_key_columns = 2 * (HeadDim + HeadDimV), by_query_columns = 2 * HeadDim + HeadDimV;
+    static constexpr SchedulePolicy by_key = policy(by_key_columns, HeadDim + HeadDimV),
+                                    by_query = policy(by_query_columns, HeadDim);
 };
 
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using K = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    using C = BackwardCycles<D, HeadDim, Splits>;
-    constexpr double width = dtype_row(D).bytes, launches = 15;  // us
-    constexpr double around = 450, mask = 150;         // cycles
+    using C = BackwardCycles<D, HeadDim, HeadDimV, Splits>;
+    constexpr double width = dtype_row(D).bytes, launches = 21;  // us
     constexpr int of_ds = 2 * (HeadDim + HeadDimV + K::part_columns), of_p = HeadDim + HeadDimV / K::column_parts;
     const double parts = any::column_parts<float>(p.head_dim), parts_p = any::column_parts<float>(p.head_dim_v);
     const double columns = JoinsDkDv ? 4 * HeadDim + 3 * HeadDimV : parts * of_ds + parts_p * of_p;
-    const double cycles = s.blocks * (C::products(columns) + parts * around) +
-                          parts * (s.masked * mask + double(s.rows) * C::task);
+    const double cycles = s.blocks * (C::products(columns) + parts * C::around) +
+                          parts * (s.masked * C::mask + double(s.rows) * C::task) +
+                          any::unseen_tiles(p, s, 64) * C::cleared;
+    const double of_key = C::products(C::by_key_columns) + C::around;
+    const double of_query = C::products(C::by_query_columns) + C::around;
+    const any::Longest by_key = any::Longest::by_key(p, s, machine, of_key, C::task, C::by_key);
+    const any::Longest by_query = any::Longest::by_query(s, machine, of_query, C::task, C::by_query);
+    const double longest = machine.lanes * (by_key.cycles + by_query.cycles);
     const double row_sums = any::memory_us(any::query_bytes(p), machine, 0.7);
     const double memory = any::memory_us(2.5 * any::query_bytes(p) + 3 * any::key_bytes(p), machine, 0.8) +
                           any::memory_us(6 * s.gathered * double(p.head_dim + p.head_dim_v) * width, machine, 1);
-    const double apart = launches + row_sums + any::repeated_queries_us(p, s, machine);
-    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
+    const double apart =
+        launches + row_sums + any::repeated_queries_us(p, s, machine) + by_key.join_us + by_query.join_us;
+    return any::overlapped(apart, any::compute_us(std::max(cycles, longest), machine), memory);
 }
 
 template <Dtype D, int HeadDim, int HeadDimV, bool JoinsDkDv, bool Splits>
@@ -253,7 +265,7 @@ void backward(const BackwardArgs& args) {
 template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits = false>
 Kernel block_backward(const char* name) {
     using K = BlockBackward<D, HeadDim, HeadDimV, Block, Splits>;
-    using Cycles = BackwardCycles<D, HeadDim, Splits>;
+    using Cycles = BackwardCycles<D, HeadDim, HeadDimV, Splits>;
     return {.name = name,
             .device = SPATTN_CUDA,
             .pass = Pass::backward,
@@ -262,8 +274,7 @@ Kernel block_backward(const char* name) {
             .block_k = Block,
             .mask_words = 2 * Block * Block / 64,
             .permute = tile::permute_to_both_fragments,
-            .walks = {{Owner::keys, Cycles::policy(2 * (HeadDim + HeadDimV), HeadDim + HeadDimV)},
-                      {Owner::queries, Cycles::policy(2 * HeadDim + HeadDimV, HeadDim)}},
+            .walks = {{Owner::keys, Cycles::by_key}, {Owner::queries, Cycles::by_query}},
             .num_walks = 2,
             .runs_here = blocks_run_here<D, K::shared_bytes(false)>,
             .fits = block_backward_fits<D, HeadDim, HeadDimV, K::joins_dk_dv, Splits>,
@@ -283,7 +294,7 @@ template <int HeadDim, int HeadDimV>
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
     constexpr double flops_per_cycle = 700, fetched_bytes = 25, added_bytes = 12, around = 3000, task = 6000;
-    constexpr double launches = 20;  // us
+    constexpr double launches = 12;  // us
     constexpr double products = 2.0 * 64 * 64 * (3 * HeadDim + 2 * HeadDimV) / flops_per_cycle;
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);

@@ -386,9 +386,10 @@ Kernel gather_forward(const char* name) {
 template <int HeadDim, int HeadDimV>
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr bool value_in_key = HeadDim > 256;
-    constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.55, elements = 3000;
+    constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.55;
+    constexpr double elements = HeadDim > 64 ? 3000 : 2600;
     constexpr double fetched_bytes = 27, added_bytes = 17, task = 6000;  // a cycle of an SM; cycles
-    constexpr double launches = 20;                                      // us
+    constexpr double launches = 11;                                      // us
     const double columns = double(p.head_dim + (value_in_key ? 0 : p.head_dim_v));
     const any::ListTasks work = any::ListTasks::of(p, s);
     const double exchanged = 64 * columns * (2 / fetched_bytes + 4 / added_bytes);
@@ -448,7 +449,7 @@ const char* gather_backward_pair_fits(const Problem& p) {
 template <int HeadDim, int HeadDimV, int BlockQ>
 Cost gather_backward_pair_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double products = 2.0 * (3 * HeadDim + 2 * HeadDimV), reached = 0.5, task = 9000;  // cycles
-    constexpr double launches = 20;  // us
+    constexpr double launches = 11;  // us
     const any::ListTasks work = any::ListTasks::of(p, s, BlockQ);
     const double walks = p.deterministic ? 1.7 : 1;  // the bounds, and additions of integers
     const double cycles = walks * (work.blocks * products / reached + task);
@@ -481,15 +482,16 @@ constexpr int heads_in_turn = 8;
 
 // As in the forward, with five products a block. out and dout are read before; the sums of dq are cleared before, added
 // to, and read after. In order nothing is cleared, but parts wait for each other: somewhat at every block, for as long
-// as two blocks take wherever lists of queries have a gap, for then tasks do not go side by side, and once a call for
-// an addition for each task that a head has at the same time. Read off full, causal, windows, block diagonals and
-// random blocks at 4K to 16K (H100).
+// as two blocks take wherever lists of queries have a gap, for then tasks do not go side by side, and where a head
+// begins, when each of its tasks waits for an addition of those before it that add to the same queries. Read off full,
+// causal, windows, block diagonals and random blocks at 4K to 16K (H100), and random problems (bench/choices.py, H200).
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool InOrder>
 struct BackwardCycles {
     static constexpr double rows = BlockQ / 64.0, products = rows * 4 * (3 * HeadDim + 2 * HeadDimV);
     // Where warpgroups take turns at dq, and where not.
     static constexpr double reached = (BlockQ == 64 ? 0.775 : 0.73) * (InOrder ? 0.96 : 1);
     static constexpr double block = std::max(products / reached, 1900 * rows) + 100, mask = 150 * rows, task = 3000;
+    static constexpr double cleared = 28;  // a column of a tile that no query sees
     static constexpr SchedulePolicy policy = any::backward_policy(block, task, BlockK, HeadDim + HeadDimV);
 };
 
@@ -497,17 +499,22 @@ template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, bool InOrder>
 Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using C = BackwardCycles<HeadDim, HeadDimV, BlockQ, BlockK, InOrder>;
     constexpr double gap = InOrder ? 7000 * C::rows : 0;
-    constexpr double launches = 15, addition = InOrder ? 2.5 : 0;  // us
-    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * C::task + s.gaps * gap;
-    const double heads = double(p.batch * p.heads_kv);
-    const double at_once = std::min(double(s.rows) / heads, machine.lanes / std::min<double>(heads, heads_in_turn));
+    constexpr double launches = 14, addition = InOrder ? 1.5 : 0;  // us
+    const double unseen = any::unseen_tiles(p, s, BlockK), columns = double(p.head_dim + p.head_dim_v);
+    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * C::task +
+                          unseen * C::cleared * columns + s.gaps * gap;
+    const double heads = double(p.batch * p.heads_kv), heads_q = double(p.batch * p.heads_q), rows = s.rows / heads_q;
+    const double at_once = std::min(rows, machine.lanes / std::min<double>(heads, heads_in_turn));
+    const double chain = s.longest_across > 0 ? std::min(at_once, s.longest_across) : at_once;
+    const double waits = heads_q * at_once * chain / machine.lanes * addition;
     const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
     const double around =
-        any::memory_us(1.5 * any::query_bytes(p) + (InOrder ? 1 : 2) * sums, machine, streamed) + at_once * addition;
-    const double beside =
-        any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, beside_products);
-    const double join = any::join_us(s, machine, BlockQ);
-    return any::overlapped(launches + around + join, any::compute_us(cycles, machine), beside);
+        any::memory_us(1.5 * any::query_bytes(p) + (InOrder ? 1 : 2) * sums, machine, streamed) + waits;
+    const double keys = 2 * any::key_bytes(p) - unseen * BlockK * columns * dtype_row(p.dtype).bytes;
+    const double beside = any::memory_us(any::query_bytes(p) + keys + 2 * sums, machine, beside_products);
+    const any::Longest longest = any::Longest::by_key(p, s, machine, C::block, C::task, C::policy);
+    return any::overlapped(launches + around + longest.join_us,
+                           any::compute_us(std::max(cycles, machine.lanes * longest.cycles), machine), beside);
 }
 
 template <int HeadDim>
@@ -570,7 +577,9 @@ const char* block_backward_apart_fits(const Problem& p) {
 }
 
 // Products of 128 x 128 blocks: 8 cycles a column. Every kernel reads all operands; two walks of one share them. Tiles that
-// two CTAs share reach 41 %, read off full attention of head_dim 512 at 16K (H200).
+// two CTAs share reach 41 %, read off full attention of head_dim 512 at 16K (H200). Blocks of rows as short as most
+// problems have them take a little longer, read off random ones (bench/choices.py, H200).
+constexpr double short_rows = 1.07;
 template <int HeadDim, int HeadDimV, bool JoinsDkDv, int TileCtas>
 struct ApartCycles {
     static constexpr int walks = JoinsDkDv ? 2 : 3, kernels = JoinsDkDv ? 1 : 3;
@@ -585,8 +594,9 @@ struct ApartCycles {
         if (!JoinsDkDv) made.join_us = 14;  // each of dk and dv has a walk of its own, which begins anew
         return made;
     }
-    static constexpr SchedulePolicy by_key = policy(of(JoinsDkDv ? 2 : 3, 2, walks - 1), HeadDim + HeadDimV),
-                                    by_query = policy(of(2, 1, 1), HeadDim);
+    static constexpr double by_key_block = of(JoinsDkDv ? 2 : 3, 2, walks - 1), by_query_block = of(2, 1, 1);
+    static constexpr SchedulePolicy by_key = policy(by_key_block, HeadDim + HeadDimV),
+                                    by_query = policy(by_query_block, HeadDim);
 };
 
 template <int HeadDim, int HeadDimV, bool JoinsDkDv, int TileCtas>
@@ -594,18 +604,24 @@ Cost block_backward_apart_cost(const Problem& p, const LayoutStats& s, const Mac
     using C = ApartCycles<HeadDim, HeadDimV, JoinsDkDv, TileCtas>;
     constexpr int walks = C::walks, kernels = C::kernels;
     const Machine machine = of_tiles(whole, TileCtas);
-    constexpr double mask = 300;
-    const double launches = (JoinsDkDv ? 8 : 15) + (s.away > 0 ? 8 : 0);  // us; tiles of copied rows begin late
-    const double cycles = s.blocks * C::block + s.masked * mask + double(s.rows) * C::task * walks +
-                          any::copied_cycles(p, s.away, 3 * walks);
+    constexpr double mask = 300, cleared = 43;  // cycles; of a column of a tile that no query sees
+    const double launches = (JoinsDkDv ? 9 : 15) + (s.away > 0 ? 8 : 0);  // us; tiles of copied rows begin late
+    const double columns = double(p.head_dim + p.head_dim_v), unseen = any::unseen_tiles(p, s, 128);
+    const double block = (s.gathered > 0 ? 1 : short_rows) * C::block;
+    const double cycles = s.blocks * block + s.masked * mask + double(s.rows) * C::task * walks +
+                          unseen * cleared * columns + any::copied_cycles(p, s.away, 3 * walks);
     const double around = any::memory_us(any::query_bytes(p), machine, streamed);
-    const double bytes =
-        kernels * (any::query_bytes(p) + any::key_bytes(p)) + any::query_bytes(p) / 2 + any::key_bytes(p);
+    const double seen_bytes = any::key_bytes(p) - unseen * 128 * columns * dtype_row(p.dtype).bytes;
+    const double bytes = kernels * (any::query_bytes(p) + seen_bytes) + any::query_bytes(p) / 2 + any::key_bytes(p);
     const double memory = any::memory_us(bytes, machine, beside_products) +
-                          any::memory_us(2 * walks * s.gathered * double(p.head_dim + p.head_dim_v), machine, 1);
-    const double joins = 2 * any::join_us(s, machine, 128);
+                          any::memory_us(2 * walks * s.gathered * columns, machine, 1);
+    const any::Longest by_key = any::Longest::by_key(p, s, machine, C::by_key_block, C::task, C::by_key);
+    const any::Longest by_query = any::Longest::by_query(s, machine, C::by_query_block, C::task, C::by_query);
+    const double longest =
+        JoinsDkDv ? std::max(by_key.cycles, by_query.cycles) : by_key.cycles + by_query.cycles;  // side by side or not
+    const double joins = by_key.join_us + by_query.join_us;
     const double apart = launches + around + any::repeated_queries_us(p, s, machine) + joins;
-    return any::overlapped(apart, any::compute_us(cycles, machine), memory);
+    return any::overlapped(apart, any::compute_us(std::max(cycles, machine.lanes * longest), machine), memory);
 }
 
 template <int TileCtas>

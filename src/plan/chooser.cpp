@@ -219,7 +219,17 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     }
     const double share = problem_.has_starts ? call_share(problem_) : 1;
     const Lowered& seen = already_counted(kernel);
-    return make_gather_stats(problem_, share * seen.counts.pairs, groups_share(problem_, *seen.layout));
+    LayoutStats stats = make_gather_stats(problem_, share * seen.counts.pairs, groups_share(problem_, *seen.layout));
+    if (problem_.has_starts) return stats;
+    stats.longest = double(seen.counts.row_max);
+    if (kernel.pass == Pass::backward) stats.longest_across = double(longest_column(seen));
+    return stats;
+}
+
+// All forms of a pattern have the same columns.
+int64_t Chooser::longest_column(const Lowered& seen) {
+    if (!longest_column_) longest_column_ = count_longest_column(seen);
+    return *longest_column_;
 }
 
 // Larger blocks tell all of smaller ones but the gaps, which forward passes do not ask for: so of a cache's layouts,

@@ -72,6 +72,7 @@ private:
     // orders of tokens may serve.
     bool calls_have_layout() const { return !calls_bring_lists() && !problem_.has_starts; }
     LayoutStats stats_of(const Candidate& candidate);
+    int64_t longest_column(const Lowered& seen);
     const LayoutStats& block_stats(const Kernel& kernel, Order order);
     const Lowered& already_counted(const Kernel& kernel);
     std::string refuse_sharing(const Kernel& kernel);
@@ -113,6 +114,7 @@ private:
     PatternRef lowered_;  // the same, or where that is null, all pairs: a call's lists choose among them
     Lowering lowering_;
     Measured measured_;
+    std::optional<int64_t> longest_column_;
 };
 
 }  // namespace spattn

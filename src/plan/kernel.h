@@ -61,6 +61,9 @@ struct LayoutStats {
                             // there before a forward pass, and others row by row
     double gaps;            // places where the list of a block row goes on behind blocks that it leaves out
     int64_t rows;           // block rows with work; query rows for gather rows
+    double longest;         // blocks of the longest row, and of
+    double longest_across;  // the longest of the other axis, whose rows with work are
+    int64_t rows_across;    // so many. None of the three where stats are a bound
     bool is_piece = false;  // rows take on and hand on what other pieces of the pass make
 };
 

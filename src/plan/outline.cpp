@@ -58,6 +58,7 @@ struct Sums {
         int64_t worked = 0, worked_parts = 0;
         int64_t rows = 0, part_rows = 0;  // with work
         Listed at_home, away;             // where owning tokens stay at home, and where any may be away
+        int64_t longest = 0;              // blocks of a row
         std::vector<int64_t> kept;        // of each owning token
     };
     Side by_query, by_key;
@@ -161,6 +162,7 @@ public:
         sums.by_key.kept.resize(size_t(extent_.seq_k));
         const int64_t* begin = &tokens_.begin[size_t(head_kind) * size_t(extent_.seq_q)];
         std::vector<uint8_t> work_of_column(static_cast<size_t>(columns_));
+        std::vector<int64_t> blocks_of_column(static_cast<size_t>(columns_));
         for (int32_t row = 0; row < rows_; ++row) {
             check_cancelled();
             place(begin, row, sums.by_key.kept);
@@ -173,14 +175,18 @@ public:
                 add_listed(keys, queries, sums.by_key);
                 work |= find_work(seen.keys);
                 work_of_column[size_t(column)] |= find_work(seen.queries);
+                ++blocks_of_column[size_t(column)];
                 std::fill_n(bits, side, 0);
                 is_touched_[size_t(column)] = false;
             }
             count_work(work, sums.by_query);
+            sums.by_query.longest = std::max(sums.by_query.longest, int64_t(touched_.size()));
         }
         for (uint8_t work : work_of_column) count_work(work, sums.by_key);
+        for (int64_t blocks : blocks_of_column) sums.by_key.longest = std::max(sums.by_key.longest, blocks);
         for (int64_t row = 0; row < extent_.seq_q; ++row) sums.by_query.kept.push_back(begin[row + 1] - begin[row]);
         for (int64_t keys : sums.by_query.kept) count_row(keys, heads);
+        for (int64_t queries : sums.by_key.kept) out_.longest_column = std::max(out_.longest_column, queries);
         add(sums, double(begin[extent_.seq_q] - begin[0]), heads);
     }
 
@@ -221,6 +227,8 @@ private:
         counts.blocks_empty += (int64_t(rows_) * columns_ - sums.blocks) * heads;
         add(sums, sums.by_query, pairs, heads, out_.by_query);
         add(sums, sums.by_key, pairs, heads, out_.by_key);
+        add_longest(sums.by_query, sums.by_key, heads, out_.by_query.plain);
+        add_longest(sums.by_key, sums.by_query, heads, out_.by_key.plain);
         out_.bytes += size_t(sums.masked) * area / 8 + 2 * size_t(sums.blocks) * sizeof(Run);
     }
 
@@ -238,6 +246,12 @@ private:
         stats.plain.worked += double(own.worked) * weight;
         stats.finer.worked += double(own.worked_parts) * weight;
         stats.least_listed.gathered += listed.gathered * weight;
+    }
+
+    static void add_longest(const Sums::Side& own, const Sums::Side& across, int64_t heads, LayoutStats& stats) {
+        stats.longest = std::max(stats.longest, double(own.longest));
+        stats.longest_across = std::max(stats.longest_across, double(across.longest));
+        stats.rows_across += across.rows * heads;
     }
 
     const Extent& extent_;

@@ -22,6 +22,7 @@ struct Outline {
     };
     Stats by_query, by_key;
     Counts counts;
+    int64_t longest_column = 0;  // queries of the key that most see
     size_t bytes = 0;  // of the layout: its masks, if all are different, and runs
     std::shared_ptr<const TokenLists> tokens;
 

@@ -115,6 +115,23 @@ private:
     std::vector<double> worked_before_, gaps_before_;  // [runs + 1] of all runs before
 };
 
+// Rows of blocks: those with work, each once a head, and how many blocks the longest has.
+struct RowLengths {
+    int64_t rows = 0, longest = 0;
+
+    RowLengths(const Lists& lists, const std::vector<int64_t>& heads) {
+        std::vector<int64_t> before{0};  // [runs + 1] blocks of all runs before
+        for (const Run& run : lists.runs) before.push_back(before.back() + run.count);
+        const auto blocks_of = [&](Slice slice) { return before[size_t(slice.end)] - before[size_t(slice.begin)]; };
+        for (size_t at = 0; at < lists.slices.size(); ++at) {
+            const int64_t stem = lists.stems.empty() ? 0 : blocks_of(lists.stems[at]);
+            const int64_t blocks = blocks_of(lists.slices[at]) + stem;
+            rows += blocks > 0 ? heads[at / size_t(lists.rows)] : 0;
+            longest = std::max(longest, blocks);
+        }
+    }
+};
+
 }  // namespace
 
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
@@ -128,12 +145,14 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.blocks = double(lowered.counts.blocks_full + lowered.counts.blocks_partial);
     stats.masked = double(lowered.counts.blocks_partial);
     stats.away = (count_away(layout.queries) + count_away(layout.keys)) * double(layout.kind_of_head.size());
+    const RowLengths own(lists, heads), across(by_key ? layout.by_query : layout.by_key, heads);
+    stats.rows = own.rows, stats.longest = double(own.longest);
+    stats.rows_across = across.rows, stats.longest_across = double(across.longest);
     ListMeter meter(layout, by_key);
     for (int32_t c = 0; c < layout.head_kinds; ++c)
         for (int32_t row = 0; row < lists.rows; ++row) {
             const size_t at = size_t(c) * lists.rows + row;
             const Slice slice = lists.slices[at], stem = lists.stems.empty() ? Slice{0, 0} : lists.stems[at];
-            stats.rows += slice.begin != slice.end || stem.begin != stem.end ? heads[c] : 0;
             meter.add(stem, slice, double(heads[c]), stats);
         }
     return stats;
@@ -144,6 +163,31 @@ bool groups_share(const Problem& p, const Layout& layout) {
     for (size_t head = 0; head < layout.kind_of_head.size(); ++head)
         if (layout.kind_of_head[head] != layout.kind_of_head[head - head % size_t(p.group())]) return false;
     return true;
+}
+
+// Queries that see a key are counted once for each mask, and added up along each column of blocks.
+int64_t count_longest_column(const Lowered& lowered) {
+    if (lowered.outline) return lowered.outline->longest_column;
+    const Layout& layout = *lowered.layout;
+    const size_t keys = size_t(layout.block_k), words = size_t(layout.mask_words);
+    std::vector<int64_t> of_mask(size_t(layout.num_masks) * keys), column(keys);
+    for (size_t word = 0; word < layout.masks.size(); ++word)
+        for (uint64_t bits = layout.masks[word]; bits; bits &= bits - 1) {
+            const size_t bit = word % words * 64 + size_t(std::countr_zero(bits));
+            ++of_mask[word / words * keys + bit % keys];
+        }
+    int64_t longest = 0;
+    for (const Slice& slice : layout.by_key.slices) {
+        std::fill(column.begin(), column.end(), 0);
+        for (int32_t r = slice.begin; r < slice.end; ++r) {
+            const Run& run = layout.by_key.runs[size_t(r)];
+            for (size_t key = 0; key < keys; ++key)
+                column[key] += run.count * (run.mask == full_block ? layout.block_q
+                                                                   : of_mask[size_t(run.mask) * keys + key]);
+        }
+        longest = std::max(longest, *std::max_element(column.begin(), column.end()));
+    }
+    return longest;
 }
 
 LayoutStats make_gather_stats(const Problem& p, double pairs, bool groups_share) {
@@ -176,6 +220,9 @@ LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const
     stats.blocks = known.blocks * some_named;
     stats.masked = std::min(known.masked + known.blocks * (some_named - all_named), stats.blocks);
     stats.pairs *= share, stats.visited *= some_named, stats.worked *= some_named;
+    double& of_query = kernel.owner() == Owner::keys ? stats.longest_across : stats.longest;
+    double& of_key = kernel.owner() == Owner::keys ? stats.longest : stats.longest_across;
+    of_query = std::min(of_query, double(p.call_lists.most) * tiles), of_key *= some_named;
     return stats;
 }
 
@@ -198,6 +245,7 @@ LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const Layou
     const double tiles = double(p.ragged ? std::min(p.seq_q, p.seq_q / tile + p.ragged) : ceil_div(p.seq_q, tile));
     const double share = double(p.batch) * tiles / (double(p.sequences()) * double(ceil_div(p.seq_k, tile)));
     LayoutStats stats = whole;
+    stats.longest = stats.longest_across = 0, stats.rows_across = 0;
     stats.pairs *= call_share(p);
     stats.visited *= share, stats.worked *= share, stats.blocks *= share, stats.masked *= share, stats.gaps *= share;
     stats.rows = int64_t(double(p.batch * p.heads_q) * tiles);

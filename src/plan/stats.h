@@ -10,6 +10,8 @@ namespace spattn {
 LayoutStats make_layout_stats(const Lowered& lowered, bool by_key);
 // For gather rows whose lists the plan makes. Where the heads of a group share a list, its keys are gathered once.
 LayoutStats make_gather_stats(const Problem& problem, double pairs, bool groups_share);
+// Queries of a head that see the same key, at most.
+int64_t count_longest_column(const Lowered& lowered);
 // For gather rows whose lists come at run time: as if every list were full.
 LayoutStats make_call_stats(const Problem& problem);
 // The same for block rows: what full lists leave of the known part's layout, whose stats are given.
