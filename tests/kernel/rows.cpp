@@ -103,6 +103,7 @@ static const Case cases[] = {
      0., true},
     {"block_diagonal(32) | block_diagonal(128) & residue(4,1) | block_diagonal(640) & residue(16,1)", 1, 2, 1, 650, 650,
      16, 16},
+    {"strided(30) | global_tokens(3,200,201,450,777)", 1, 2, 1, 900, 900, 16, 12, Axes::bshd},
     {"causal & (window(3,0) | strided(8))", 1, 1, 1, 2100, 2100, 8, 8},  // parts are joined in each piece
     {"grid([20,30], full, window(0,0)) | grid([20,30], window(0,0), full)", 1, 2, 1, 600, 600, 16, 16},
     // Some heads, or batch entries, see nothing in one piece or the other.

@@ -38,7 +38,9 @@ Cost cost(const Problem& p, const LayoutStats& stats, const Machine& machine) {
 
     const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
     const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
-    const double bytes = (rows_q + rows_k) * dims * sizeof(T) * (forward ? 1 : 2);
+    // Keys that no query sees are not read; their gradients are written.
+    const double met = double(stats.rows) / double(p.group()) * bk, read_k = met < rows_k ? met : rows_k;
+    const double bytes = (forward ? rows_q + rows_k : 2 * rows_q + rows_k + read_k) * dims * sizeof(T);
     const double compute_us = clocks / (1e3 * machine.clock * machine.lanes),
                  memory_us = bytes / (1e3 * machine.bandwidth);
     return compute_us > memory_us ? Cost{compute_us, "compute"} : Cost{memory_us, "memory"};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What a pass over token lists is expected to take, in the clocks of cost.h. Read off random lists of 1 % and latent
-// attention at head_dim 64 to 576 (Zen 4).
+// attention at head_dim 64 to 576, and off random problems (bench/choices.py, Zen 4).
 #pragma once
 
 #include "cpu/generic/cost.h"
@@ -12,13 +12,13 @@ namespace {
 // Clocks a float of a gathered row, from the caches near by and on top of that from memory that lanes share, or where
 // waves of rows take ranges of keys; clocks of a query row, of a pair beyond its flops where dims lie in lanes, and a
 // byte of Real for a query row to meet a range of keys backward: its q, dout and dq, list, p and ds are fetched.
-constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8, cell = 175;
+constexpr double near_float = 0.03, far_float = 0.12, range_float = 0.04, gather_row = 250, dims_pair = 8, cell = 80;
 // Clocks a float of rows that are widened, or copied to whole vectors, for one query of one head (Sapphire Rapids).
 constexpr double copied_float = 0.15;
 constexpr double near_bytes = 1 << 20;  // of keys and values of a kv head
 // Clocks a byte of a key where heads lie in lanes: it is copied, and backward its sums are loaded and stored, too; and of
 // a list, however short (random lists of 4 to 64 keys, Sapphire Rapids).
-constexpr double forward_key = 0.05, backward_key = 0.2, heads_list = 4000;
+constexpr double forward_key = 0.05, backward_key = 0.2, heads_list = 6000;
 
 inline double gathered_clocks(const Problem& p, const LayoutStats& stats, int element, double far = far_float) {
     const double dims = double(p.head_dim) + (p.value_in_key ? 0 : double(p.head_dim_v));
@@ -32,6 +32,13 @@ inline double cells(const Problem& p, const LayoutStats& stats, int num_lanes) {
     const int64_t range = DimsBackward::range_of(p, slots_of(p), listed, num_lanes);
     const double met = double(stats.rows) * double((p.seq_k + range - 1) / range);
     return met < stats.pairs ? met : stats.pairs;
+}
+
+// Clocks a float of keys' sums backward: all are cleared and written as gradients, whether a query sees them or not.
+constexpr double key_sum = 2.5;
+inline double key_sums(const Problem& p) {
+    const double dims = double(p.head_dim) + (p.value_in_key ? 0 : double(p.head_dim_v));
+    return double(p.batch) * double(p.heads_kv) * double(p.seq_k) * dims * key_sum;
 }
 
 inline Cost gather_cost(double clocks, const Machine& machine) {
@@ -53,6 +60,7 @@ Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machin
         clocks += gathered_clocks(p, stats, sizeof(T)) * 5.5;
     const bool is_copied = sizeof(T) < sizeof(Real) || (p.head_dim | p.head_dim_v) % lanes != 0;
     if (pass == Pass::forward && is_copied) clocks += stats.gathered * vectors * lanes * copied_float;
+    if (pass == Pass::backward) clocks += key_sums(p);
     return gather_cost(clocks + double(stats.rows) * gather_row, machine);
 }
 
@@ -65,6 +73,7 @@ Cost heads_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     clocks += stats.gathered * dims * sizeof(Real) * (pass == Pass::forward ? forward_key : backward_key);
     // Only the group's heads count: lanes that it leaves empty have no q to read and no out to write.
     clocks += double(stats.rows) * dims * (pass == Pass::forward ? forward_row : backward_row);
+    if (pass == Pass::backward) clocks += key_sums(p);
     return gather_cost(clocks + double(stats.rows) / double(p.group()) * heads_list, machine);
 }
 

@@ -24,8 +24,11 @@ Cost panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
     const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
     const double cap = p.softcap != 0 ? softcap_share : 0;
-    const double vectors = (stats.worked * (1 + cap) + stats.masked * bq * bk * mask_share) / lanes;
-    double clocks = (forward ? 2 : 5) * dims * stats.worked / product_flops_per_clock();
+    // Steps of 32 tokens are worked on whole: half of one more for each row of a masked block.
+    const double whole_steps = stats.worked + stats.masked * 16 * (forward ? bq : bk);
+    const double worked = whole_steps < stats.visited ? whole_steps : stats.visited;
+    const double vectors = (worked * (1 + cap) + stats.masked * bq * bk * mask_share) / lanes;
+    double clocks = (forward ? 2 : 5) * dims * worked / product_flops_per_clock();
     clocks += vectors * softmax_clocks / 2;
     clocks += stats.blocks * edges * panel_touch * (forward ? 1 : 3);
     const double of_row = forward ? panel_row : p.seq_q <= bq ? panel_row_one_tile : panel_row_backward;
@@ -58,7 +61,7 @@ Cost gather_panel_cost(const Problem& p, const LayoutStats& stats, const Machine
     clocks += (stats.gathered * dims * pack_gathered + gathered_clocks(p, stats, sizeof(T))) * tiles;
     clocks += double(stats.rows) * dims * gathered_row * (forward ? 1 : 2);
     const double lists = double(stats.rows) / double(p.group());
-    if (!forward) clocks += (stats.gathered * gathered_sums + lists * panel_list_column) * dims;
+    if (!forward) clocks += (stats.gathered * gathered_sums + lists * panel_list_column) * dims + key_sums(p);
     return gather_cost(clocks + lists * panel_list, machine);
 }
 
