@@ -127,12 +127,13 @@ inline double packing_us(const Problem& p, const LayoutStats& s, const Machine& 
     return s.away > 0 ? 3 + memory_us(bytes, machine, 0.8) : 0;
 }
 // Queries that stand in several tiles have the plain walk by query: each 64 of them look for theirs in the tiles that
-// list them, and this is what every time takes of a processor's two CTAs. Read off scattered keys at 16K (H200); where
-// tiles list neighbours, they meet fewer than is assumed.
+// list them, and this is what every time takes of a processor's two CTAs, few or many. Read off scattered keys at 16K
+// (H200); where tiles list neighbours, they meet fewer than is assumed.
 inline double repeated_queries_us(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double once = 66;  // us
     const double tiles = double(p.seq_q) / 64 * double(p.seq_k) / 128;
-    return once * std::min(s.repeated, double(p.batch * p.heads_q) * tiles) / (2.0 * machine.lanes);
+    const double times = std::min(s.repeated, double(p.batch * p.heads_q) * tiles);
+    return times > 0 ? once * std::max(times / (2.0 * machine.lanes), 1.0) : 0;
 }
 
 // Tokens of a problem times their columns, in bytes: q or dq, and out or dout; k or dk, and v or dv.

@@ -50,7 +50,7 @@ constexpr double usual_cycles(int products) {
 }
 constexpr double forward_task = 2000, backward_task = 4000;  // cycles of an SM, of each walk
 // The longest task of small tiles waits more than it multiplies, which others hide where there are more.
-constexpr double waits(int block) { return block >= 64 ? 0 : block == 32 ? 18000 : 33000; }  // cycles
+constexpr double waits(int block) { return block >= 64 ? 0 : block == 32 ? 30000 : 45000; }  // cycles
 template <int Block>
 constexpr SchedulePolicy forward_split = forward_policy(usual_cycles<Block>(2), forward_task, Block, 128);
 template <int Block>
@@ -63,14 +63,13 @@ Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine
     constexpr double launch = 4;  // us
     const double block = block_cycles<Block>(p.dtype, 1, p.head_dim, 1, p.head_dim_v);
     const double cycles = block * s.blocks + forward_task * double(s.rows), filled = double(p.seq_q) / Block;
-    const Spread spread =
-        Spread::of(p, s, machine, cycles, forward_split<Block>, filled, 1, 1, waits(Block));
+    const Spread spread = Spread::of(p, s, machine, cycles, forward_split<Block>, filled, 1, 1, waits(Block));
     return {launch + spread.join_us + compute_us(spread.cycles, machine), "compute"};
 }
 // s and dp twice, and three gradients; those of keys that no query sees are written, too.
 template <int Block>
 Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double launches = 25, cleared = 1000 + 170 * Block;  // us; cycles of a part of the columns
+    constexpr double launches = 30, cleared = 1000 + 170 * Block;  // us; cycles of a part of the columns
     constexpr double longest_task = backward_task + waits(Block);
     const double of_key = block_cycles<Block>(p.dtype, 2, p.head_dim, 2, p.head_dim_v);
     const double of_query = block_cycles<Block>(p.dtype, 2, p.head_dim, 1, p.head_dim_v);
@@ -91,8 +90,8 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
 constexpr double widened_column = 0.195;                 // cycles of an SM for a column of float8, read off 8K keys
 constexpr double row_cycles = 390, key_cycles = 1200;    // of an SM: that a row or a key takes beside its pairs
-constexpr double wide_column = 6;                        // of an SM for a column of a query row beyond 64, forward
-constexpr double busy_warps = 8;                         // of an SM that does as much as it can; a row has one
+constexpr double wide_column = 6, wide_column_backward = 20;  // the same of a query row's columns beyond 64
+constexpr double busy_warps = 8;                              // of an SM that does as much as it can; a row has one
 // Rows of one axis, each of which has a warp.
 struct GatherWalk {
     int products_q, products_v;  // over head_dim, over head_dim_v
@@ -129,9 +128,10 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
     constexpr double waits = 700;
     const double keys = double(p.batch * p.heads_kv * p.seq_k), longest_key = s.longest_across * double(p.group());
     GatherWork work;
-    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row_cycles, s.longest, waits});
+    const double row = row_cycles + wide_column_backward * std::max(double(p.head_dim) - 64, 0.0);
+    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row, s.longest, waits});
     work.add(p, s, machine, {2, 2, 1.8, keys, key_cycles, longest_key, waits});
-    return work.cost(s, machine, 30);
+    return work.cost(s, machine, 40);
 }
 
 template <Dtype D>
