@@ -32,13 +32,12 @@ def time_passes(attention, operands, gradient, time_us):
 def measure(problem, device, time_us):
     """us of ours and of dense attention, of each pass."""
     p = problem
-    q, k, v = (torch.randn(p.batch, seq, heads, p.head_dim, device=device, dtype=p.dtype, requires_grad=True)
-               for seq, heads in ((p.seq_q, p.heads_q), (p.seq_k, p.heads_kv), (p.seq_k, p.heads_kv)))
+    q, k, v = p.operands(device, requires_grad=True)
     gradient = torch.randn_like(q)
-    offset, groups = p.seq_k - p.seq_q, {"enable_gqa": True} if p.heads_q != p.heads_kv else {}
+    groups = {"enable_gqa": True} if p.heads_q != p.heads_kv else {}
 
     def ours(q, k, v):
-        return sparse.attention(q, k, v, p.pattern, q_offset=offset)
+        return sparse.attention(q, k, v, p.pattern, q_offset=p.q_offset())
 
     def dense(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=p.is_causal(), **groups)

@@ -7,8 +7,7 @@
 Each problem is planned freely, and then with each kernel row that could serve a pass pinned by SPATTN_FORCE_KERNEL.
 What the free plan's kernel takes over what the fastest takes is its regret: 1 is none. Of each pass the problems with
 the highest regret are printed, and for each row the middle and the extremes of what it takes over what plans predict. A
-row whose first call takes three times as long as the fastest so far is not timed further. Needs torch and the Python
-package.
+row that takes three times as long as the fastest so far is called twice and no more. Needs torch and the Python package.
 """
 import argparse
 import collections
@@ -64,16 +63,14 @@ class Operands:
     """Tensors of a problem, and plans of it."""
 
     def __init__(self, problem, device):
-        p = self.problem = problem
-        self.q, self.k, self.v = (
-            torch.randn(p.batch, seq, heads, p.head_dim, device=device, dtype=p.dtype)
-            for seq, heads in ((p.seq_q, p.heads_q), (p.seq_k, p.heads_kv), (p.seq_k, p.heads_kv)))
+        self.problem = problem
+        self.q, self.k, self.v = problem.operands(device)
         self.dout = torch.randn_like(self.q)
 
     def plan(self, row=None):
         with pinned(row):
             return sparse.plan(self.problem.pattern, self.q, self.k, self.v, backward=True,
-                               q_offset=self.problem.seq_k - self.problem.seq_q)
+                               q_offset=self.problem.q_offset())
 
     def call_of(self, plan, name):
         if name == "forward":
@@ -110,10 +107,10 @@ def measure(problem, device, time_us):
                 continue
             plan = operands.plan(row)
             call = operands.call_of(plan, name)
-            first = seconds(call, on_gpu)
-            if first < HOPELESS * best:
+            took = seconds(call, on_gpu)
+            if took < HOPELESS * best:
                 rows[row] = time_us(call), predicted_us(section(plan.explain(), name))
-                best = min(best, first)
+                best = min(best, took)
         yield {"problem": str(problem), "pass": name, "chosen": chosen, "rows": rows}
 
 
@@ -157,12 +154,13 @@ def main():
     while time.monotonic() < end:
         problem = random_problem(draw, on_gpu)
         if problem.dense_flops() <= largest and options.dtype in (None, str(problem.dtype)[6:]):
-            lines += measure(problem, options.device, time_us)
+            of_problem = list(measure(problem, options.device, time_us))
+            lines += of_problem
+            if options.json:
+                with open(options.json, "a") as file:
+                    file.writelines(json.dumps(line) + "\n" for line in of_problem)
     print(f"{options.device}, torch {torch.__version__}, sparseattn {sa.__version__}")
     report(lines, options.most)
-    if options.json:
-        with open(options.json, "a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,15 @@ class Problem:
     def is_causal(self):
         return self.seq_q == self.seq_k and self.pattern.startswith(("causal", "logsparse"))
 
+    def q_offset(self):
+        return self.seq_k - self.seq_q
+
+    def operands(self, device, requires_grad=False):
+        """q, k and v, [batch, seq, heads, head_dim]."""
+        sizes = (self.seq_q, self.heads_q), (self.seq_k, self.heads_kv), (self.seq_k, self.heads_kv)
+        return [torch.randn(self.batch, seq, heads, self.head_dim, device=device, dtype=self.dtype,
+                            requires_grad=requires_grad) for seq, heads in sizes]
+
 
 def random_pattern(draw, tokens):
     width = max(1, tokens // draw.choice([4, 8, 16, 32]))
