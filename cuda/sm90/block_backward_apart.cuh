@@ -161,12 +161,17 @@ struct ApartLaunch {
         params.walks[1] = {};
         if (has_second) set<Config<Second>>(params.walks[1], of_first);
         const int tasks = params.num_tasks(), tiles = std::min(tasks, most_tiles());
-        params.share = tasks ? uint32_t(ceil_div(of_first << 32, int64_t(tasks))) : 0;
+        params.share = of_first && of_first < tasks ? share_of_dk_dv(of_first, tasks - of_first, tiles) : 0;
         if (tiles < tasks) params.next_task = reinterpret_cast<unsigned*>(workspace() + space.counters) + kernel;
         runtime::launch(apart_kernel<C, Config<Second>>,
                         {unsigned(tiles * tile_ctas), unsigned(C::threads), sizeof(ApartShared<typename C::Tiles>),
                          unsigned(tile_ctas)},
                         args.stream, params);
+    }
+
+    static uint32_t share_of_dk_dv(int64_t tasks, int64_t of_dq, int workers) {
+        constexpr double products[2] = {2 * HeadDim + 2 * HeadDimV, 2 * HeadDim + HeadDimV};
+        return share_of_first({double(tasks), double(of_dq)}, products, workers);
     }
 
     char* workspace() const { return static_cast<char*>(args.workspace); }
