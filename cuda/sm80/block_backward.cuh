@@ -36,16 +36,19 @@
 
 #include "any/block_backward.h"
 #include "any/gradients.cuh"
+#include "ptx/reduce.cuh"
 #include "ptx/shared.cuh"
 #include "runtime/launch.h"
 #include "sm80/block_backward.h"
+#include "sm80/block_backward_added.h"
 #include "sm80/tile.cuh"
 #include "sm80/turing.h"
 #include "tile/softmax.cuh"
 
 namespace spattn::sm80 {
 
-enum class Sums { dq, dk, dv, dk_dv };
+// What a walk makes: gradients of its own tokens, or also terms of dq that it adds in memory (block_backward_added.cuh).
+enum class Sums { dq, dk, dv, dk_dv, all };
 
 // ---- configuration ----
 // `first` operands make s: q and k; `second` ones dp: dout and v.
@@ -57,9 +60,10 @@ struct BackwardConfig {
     static constexpr int element_bytes = sizeof(Element);
     using Rows = ElementRows<D>;
     using Kernel = BlockBackward<D, HeadDim, HeadDimV, 64, Splits>;
-    static constexpr int own_rows = 64, step = Kernel::step(IsRoomy);
-    static constexpr bool by_query = S == Sums::dq;
-    static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv;
+    static constexpr bool by_query = S == Sums::dq, adds_dq = S == Sums::all;
+    static constexpr bool has_dp = S != Sums::dv, sums_p = S == Sums::dv || S == Sums::dk_dv || adds_dq;
+    using Added = BlockBackwardAdded<D, HeadDim, HeadDimV, 64>;
+    static constexpr int own_rows = 64, step = adds_dq ? 64 : Kernel::step(IsRoomy);
     static constexpr int column_parts = Kernel::column_parts;
     static constexpr int columns = Kernel::part_columns, columns_p = HeadDimV / column_parts;  // of sums of ds, of p
     static_assert(column_parts == 1 || columns == any::Shape<float>::most_columns, "grids have such parts");
@@ -67,7 +71,7 @@ struct BackwardConfig {
     using PartOfFirst = SharedTile<columns, HeadDim, element_bytes>;
     static constexpr int second_columns = has_dp ? HeadDimV : columns_p;  // what meets p alone is a part
     using Second = SharedTile<second_columns, second_columns, element_bytes>;
-    static constexpr int first_tiles = Kernel::first_tiles(IsRoomy);
+    static constexpr int first_tiles = adds_dq ? Added::first_tiles(IsRoomy) : Kernel::first_tiles(IsRoomy);
     static constexpr int first_bytes = First::bytes(step), second_bytes = Second::bytes(step);
     static constexpr int own_first_bytes = First::bytes(own_rows);
     static constexpr int own_bytes = own_first_bytes + (has_dp ? Second::bytes(own_rows) : 0);
@@ -78,7 +82,12 @@ struct BackwardConfig {
     static constexpr int panels = Kernel::Columns::panels, units_of_dp = has_dp ? panels : 0;
     static constexpr int units_of_rows = units_of_dp + panels, units = units_of_rows + Kernel::Columns::part_panels;
     static constexpr int own_panel_bytes = Panel::bytes(own_rows), unit_bytes = own_panel_bytes + Panel::bytes(step);
-    static constexpr int tile_bytes = in_panels ? 2 * unit_bytes : own_bytes + first_tiles * first_bytes + second_bytes;
+    // ds of a step as [key][query], and what multiplies it: 64 columns of own rows.
+    using DsTile = SharedTile<64>;
+    using OwnColumns = SharedTile<64, HeadDim, element_bytes>;
+    static constexpr int ds_bytes = adds_dq ? DsTile::bytes(own_rows) : 0;
+    static constexpr int tile_bytes =
+        in_panels ? 2 * unit_bytes : own_bytes + first_tiles * first_bytes + second_bytes + ds_bytes;
     static constexpr int stats_bytes = 2 * step * int(sizeof(float));
     static constexpr int sums_bytes = own_rows * 4 * ((has_dp ? columns : 0) + (sums_p ? columns_p : 0));
     static constexpr int shared_bytes = std::max(tile_bytes + first_tiles * stats_bytes, sums_bytes);
@@ -93,6 +102,7 @@ struct GradientParams : any::BackwardParams<float> {
     bool q_is_wide, k_is_wide, v_is_wide, dout_is_wide;
     bool has_quads;  // four columns of each gradient are one aligned word
     float scale_log2, into_cap;
+    float* added;  // where walks add to dq: sums of 64 queries each, as fragments have them
 };
 
 // ---- which pairs a task has, step after step ----
@@ -247,7 +257,7 @@ struct Backward {
     using Probabilities = uint32_t[1][C::step / (2 * tile::operand_values<C::dtype>)][4];
 
     const GradientParams& params;
-    const uint32_t own_first, own_second, first, second, stats;  // shared addresses
+    const uint32_t own_first, own_second, first, second, ds_at, stats;  // shared addresses
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16, first_column;
     StepsOf steps;
     float offset[2], delta[2];  // of this thread's rows, where they are queries
@@ -259,6 +269,7 @@ struct Backward {
           own_second(shared + C::own_first_bytes),
           first(shared + C::own_bytes),
           second(first + C::first_tiles * C::first_bytes),
+          ds_at(second + C::second_bytes),
           stats(shared + C::tile_bytes),
           first_column(C::column_parts == 1 ? 0 : int(blockIdx.x % unsigned(params.column_parts)) * C::columns),
           steps(params, index_of_rows(params)) {}
@@ -298,6 +309,7 @@ struct Backward {
             __syncthreads();  // the step is there, and everyone is done with the one before
             const bool is_masked = steps.walk.mask != full_block;
             const MaskWord word = is_masked ? MaskWord(steps.mask_word(warp_row)) : 0;
+            float* const added = added_to();
             more = steps.next();  // from here on what is to be loaded; this step's word is at hand
             if (more) range = step_range();
             if (C::first_tiles == 2 && more) load_first(range, 1 - turn);
@@ -305,10 +317,12 @@ struct Backward {
             const uint32_t at = first + turn * C::first_bytes;
             Probabilities p, ds;
             make_gradients(at, turn, is_masked, word, p, ds);
+            if constexpr (C::adds_dq) store_ds(ds[0]);
             if constexpr (C::sums_p) add_to<typename C::Second>(p, second, sums_p);
-            __syncthreads();  // everyone is done with the second operand
+            __syncthreads();  // everyone is done with the second operand, and ds is there
             if (more) load_second(range);
             ptx::cp_async_commit();
+            if constexpr (C::adds_dq) add_queries(added);
             if constexpr (C::has_dp) add_to<typename C::PartOfFirst>(ds, at + first_column * C::element_bytes, sums_ds);
             if constexpr (C::first_tiles == 1) {
                 __syncthreads();  // everyone is done with the first operand
@@ -489,6 +503,49 @@ struct Backward {
         }
     }
 
+    // ---- dq, a step's terms of which are added in memory ----
+    // Where the sums of the step's queries stand.
+    __device__ __forceinline__ float* added_to() const {
+        if constexpr (!C::adds_dq) return nullptr;
+        const LayoutView& layout = params.layout;
+        const int64_t plane = int64_t(steps.batch) * params.heads_q + steps.head_q;
+        const int64_t tile = (plane * layout.by_query.rows + steps.walk.block) * steps.parts + steps.part;
+        return params.added + tile * (64 * C::First::columns);
+    }
+    // What all CTAs added becomes the sums of own queries.
+    __device__ __forceinline__ void finish_added() {
+        const int64_t tile =
+            (int64_t(steps.task.head) * params.layout.by_query.rows + steps.task.row) * params.row_parts;
+        const float* from = params.added + (tile + steps.first_row / 64) * (64 * C::columns) + warp_row * C::columns;
+#pragma unroll
+        for (int i = 0; i < C::columns / 2; ++i) sums_ds[0][i] = __ldcs(from + 32 * i + lane);
+        finish();
+    }
+    // Terms of dq are sums over keys, which warps have apart: ds goes through shared memory.
+    __device__ __forceinline__ void store_ds(const uint32_t (&ds)[C::step / 16][4]) const {
+        const int row = warp_row + lane / 4;
+#pragma unroll
+        for (int i = 0; i < C::step / 4; ++i) {  // words: rows 8 apart, then columns 8 apart
+            const uint32_t chunk = C::DsTile::at(ds_at, row + i % 2 * 8, i / 2);
+            ptx::store_shared(chunk + lane % 4 * 4, ds[i / 4][i % 4]);
+        }
+    }
+    // Each warp has 16 of the queries. Sums stand in memory as fragments do.
+    __device__ __forceinline__ void add_queries(float* to) const {
+        const uint32_t from = C::DsTile::at(ds_at, lane % 8 + lane / 16 * 8, warp_row / 8 + lane / 8 % 2);
+        uint32_t words[1][4][4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) ptx::load_matrix_x4_transposed(words[0][k], from + k * C::DsTile::bytes16);
+#pragma unroll
+        for (int column = 0; column < C::First::columns; column += 64) {
+            float sums[1][32] = {};
+            add_product<C::dtype, typename C::OwnColumns>(words, own_first + column * C::element_bytes, sums);
+            float* const at = to + warp_row * C::First::columns + 16 * column + lane;
+#pragma unroll
+            for (int i = 0; i < 32; ++i) ptx::add_global(at + 32 * i, sums[0][i]);
+        }
+    }
+
     // What two neighbouring columns have: the step's tokens are the columns of s.
     __device__ __forceinline__ void read_stats(uint32_t from, int i, float (&x)[2]) const {
         ptx::load_shared(x, from + uint32_t(tile::fragment_column(lane, i) * sizeof(float)));
@@ -622,18 +679,20 @@ struct BackwardLaunch {
 
     template <Sums S>
     void run() {
-        using C = Config<S>;
+        launch<Config<S>>(block_backward_kernel<Config<S>>, Config<S>::shared_bytes);
+    }
+    template <class C>
+    void launch(void (*kernel)(GradientParams), int bytes) {
         params.tasks = C::by_query ? args.second_tasks : args.tasks;
         params.row_parts = (C::by_query ? args.layout.block_q : args.layout.block_k) / C::own_rows;
         params.column_parts = any::column_parts<float>(C::has_dp ? params.head_dim : params.head_dim_v);
         const unsigned ctas = unsigned(params.tasks.num_tasks) * unsigned(params.row_parts * params.column_parts);
-        runtime::launch(block_backward_kernel<C>, {ctas, unsigned(threads), size_t(C::shared_bytes)}, args.stream,
-                        params);
+        runtime::launch(kernel, {ctas, unsigned(threads), size_t(bytes)}, args.stream, params);
     }
     template <Sums S>
     static void prepare() {
         using C = Config<S>;
-        static_assert(C::shared_bytes <= Kernel::shared_bytes(IsRoomy), "what the host was told");
+        static_assert(C::adds_dq || C::shared_bytes <= Kernel::shared_bytes(IsRoomy), "what the host was told");
         runtime::prepare(block_backward_kernel<C>, C::shared_bytes);
     }
 

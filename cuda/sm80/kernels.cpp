@@ -12,6 +12,7 @@
 #include "any/list_shares.h"
 #include "runtime/device.h"
 #include "sm80/block_backward.h"
+#include "sm80/block_backward_added.h"
 #include "sm80/block_forward.h"
 #include "sm80/gather_backward.h"
 #include "sm80/gather_forward.h"
@@ -19,6 +20,15 @@
 #include "tile/fragment.h"
 
 namespace spattn::sm80 {
+
+BlockBackwardAddedSpace::BlockBackwardAddedSpace(const Problem& p, const LayoutView& layout, const TasksView& by_key,
+                                                 const TasksView& by_query, int head_dim) {
+    constexpr int64_t alignment = 256;
+    sums = size_t(round_up(int64_t(any::BackwardSpace<float>::bytes(p, layout, by_key, by_query)), alignment));
+    const int64_t tiles = p.batch * p.heads_q * layout.by_query.rows;
+    bytes = sums + size_t(tiles * layout.block_q) * size_t(head_dim) * sizeof(float);
+}
+
 namespace {
 
 // Also what comes after Hopper, by PTX; a GPU of these may have less shared memory than another.
@@ -285,6 +295,72 @@ Kernel block_backward(const char* name) {
             .orders = true,
             .carries = any::BackwardCarried<float>::bytes,
             .dispatch = any::dispatch_of<D>()};
+}
+
+// ---- backward, dq added in memory ----
+const char* queries_added_by_arrival(const Problem&) { return "dq"; }
+
+template <int HeadDim, int HeadDimV>
+const char* block_backward_added_fits(const Problem& p) {
+    if (const char* why = tiles_fit<HeadDim, HeadDimV>(p, 1)) return why;
+    return p.deterministic ? "adds dq in the order of arrival" : nullptr;
+}
+
+// Five products. Sums of dq are cleared before, added to, and read after. Read off full attention and a window at 16K (H200).
+template <int HeadDim, int HeadDimV>
+struct AddedCycles {
+    static constexpr double flops_per_cycle = HeadDim <= 64 ? 955 : 1050, around = 450, mask = 150, task = 4000;
+    static constexpr double block = 2.0 * 64 * 64 * (3 * HeadDim + 2 * HeadDimV) / flops_per_cycle + around;
+    static constexpr SchedulePolicy by_key = any::backward_policy(block, task, 64, HeadDim + HeadDimV);
+};
+
+template <int HeadDim, int HeadDimV>
+Cost block_backward_added_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
+    using C = AddedCycles<HeadDim, HeadDimV>;
+    constexpr double launches = 21;  // us
+    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * C::task;
+    const any::Longest by_key = any::Longest::by_key(p, s, machine, C::block, C::task, C::by_key);
+    const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
+    const double around = any::memory_us(2 * any::query_bytes(p) + 2 * sums, machine, 0.7);
+    const double memory = any::memory_us(any::query_bytes(p) + 2 * any::key_bytes(p) + 2 * sums, machine, 0.8);
+    const double apart = launches + around + any::repeated_queries_us(p, s, machine) + by_key.join_us;
+    return any::overlapped(apart, any::compute_us(std::max(cycles, machine.lanes * by_key.cycles), machine), memory);
+}
+
+template <int HeadDim>
+size_t block_backward_added_workspace(const Sizing& s) {
+    return BlockBackwardAddedSpace(s.problem, s.layout, s.tasks, s.second_tasks, HeadDim).bytes;
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void backward_added(const BackwardArgs& args) {
+    const runtime::CurrentDevice current(args.device);
+    BlockBackwardAdded<D, HeadDim, HeadDimV, Block>::run(args);
+}
+
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+Kernel block_backward_added(const char* name) {
+    using K = BlockBackwardAdded<D, HeadDim, HeadDimV, Block>;
+    return {.name = name,
+            .device = SPATTN_CUDA,
+            .pass = Pass::backward,
+            .dtype = D,
+            .block_q = Block,
+            .block_k = Block,
+            .mask_words = 2 * Block * Block / 64,
+            .permute = tile::permute_to_both_fragments,
+            .walks = {{Owner::keys, AddedCycles<HeadDim, HeadDimV>::by_key}, {Owner::queries, {.workers = 0}}},
+            .num_walks = 2,
+            .runs_here = blocks_run_here<D, K::shared_bytes(false)>,
+            .fits = block_backward_added_fits<HeadDim, HeadDimV>,
+            .cost = block_backward_added_cost<HeadDim, HeadDimV>,
+            .workspace = block_backward_added_workspace<HeadDim>,
+            .backward = backward_added<D, HeadDim, HeadDimV, Block>,
+            .prepare = K::prepare,
+            .orders = true,
+            .carries = any::BackwardCarried<float>::bytes,
+            .dispatch = any::dispatch_of<D>(),
+            .added_by_arrival = queries_added_by_arrival};
 }
 
 // ---- backward, lists ----
