@@ -126,13 +126,17 @@ struct ForwardCycles {
     static constexpr double elements = of_one     ? (HeadDim > 64 ? 950 : BlockK == 128 ? 970 : 600)
                                        : of_three ? 2360
                                                   : (BlockK == 128 ? 1950 : 1550);
-    static constexpr double block(double widening = 0) {
-        return std::max({products / reached, elements, widening}) + 100;
+    static constexpr double block(double widening = 0, double copies = 0) {
+        return std::max({products / reached, elements, widening, copies}) + 100;
     }
     static constexpr double task = of_one ? 700 : of_three ? 2800 : BlockK == 128 && HeadDim > 64 ? 4200 : 2200;
     // CTAs that share an SM take turns at it, and are one worker.
     static constexpr SchedulePolicy policy = any::forward_policy(block(), task, BlockQ, HeadDimV, 1.0 / tile_ctas);
 };
+
+// What the copy engine takes for a key's row of so many 16-bit elements that begins inside a sector of memory, as every
+// second row does where 32 bytes do not divide it: cycles, for each panel of 64 columns.
+double straddling_cycles(int64_t columns) { return columns % 16 ? 6 * double(ceil_div(columns, 64)) : 0; }
 
 template <int HeadDim, int HeadDimV, int BlockQ, int BlockK, int Heads, bool MultipliesFloat8 = false>
 Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& whole) {
@@ -144,8 +148,9 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& w
     const double handed_on = !s.is_piece ? 0 : of_one ? 2300 : 5100;  // cycles a task
     const double widened = has_few_rows(p, Heads) ? 0.076 : 0.12;  // a byte, read off 32 x 8K keys (H200)
     const double widening = p.float8_cache ? widened * BlockK * (HeadDim + HeadDimV) : 0;
+    const double copies = BlockK * straddling_cycles(p.head_dim) + BlockK * straddling_cycles(p.head_dim_v);
     const double blocks =
-        s.blocks * C::block(widening) + s.masked * C::mask + double(s.rows) * (C::task + order + handed_on);
+        s.blocks * C::block(widening, copies) + s.masked * C::mask + double(s.rows) * (C::task + order + handed_on);
     const double end = of_three ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
     const double cycles = (blocks + end + any::copied_cycles(p, s.repeated, of_one ? 7 : 10)) / Heads;
     const double filled = double(p.seq_q) * Heads / BlockQ;

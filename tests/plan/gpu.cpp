@@ -81,6 +81,10 @@ template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
 void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::run(const BackwardArgs&) {}
 template <Dtype D, int HeadDim, int HeadDimV, int Block, bool Splits>
 void BlockBackward<D, HeadDim, HeadDimV, Block, Splits>::prepare(int32_t) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackwardAdded<D, HeadDim, HeadDimV, Block>::run(const BackwardArgs&) {}
+template <Dtype D, int HeadDim, int HeadDimV, int Block>
+void BlockBackwardAdded<D, HeadDim, HeadDimV, Block>::prepare(int32_t) {}
 }  // namespace sm80
 namespace sm90 {
 template <Dtype D, int HeadDim, int HeadDimV, int BlockQ, int BlockK>
@@ -349,6 +353,13 @@ TEST(older_gpus_get_rows_of_their_own) {
     CHECK_EQ(imaginary::name(plan_of(lists).forward), "sm80_gather_forward_f16_d128_v128_64x64");
     CHECK_EQ(imaginary::name(plan_of(latent).backward), "sm80_gather_backward_bf16_d576_v512_64x64");
     CHECK_EQ(imaginary::name(plan_of(lists).backward), "sm80_gather_backward_f16_d128_v128_64x64");
+    const Golden trained{"", "causal", 8, 4096, 4096, 128, Dtype::bf16, true}, repeatable{"", "causal", 8, 4096, 4096, 128,
+                                                                                         Dtype::bf16, true, true};
+    for (const int capability : {80, 86}) {
+        imaginary_capability = capability;
+        CHECK_EQ(imaginary::name(plan_of(trained).backward), "sm80_block_backward_added_bf16_d128_v128_64x64");
+        CHECK_EQ(imaginary::name(plan_of(repeatable).backward), "sm80_block_backward_bf16_d128_v128_64x64");
+    }
     imaginary_capability = 86;  // whose CTAs have less shared memory
     CHECK_EQ(imaginary::name(plan_of(latent).forward), "sm80_gather_forward_bf16_d576_v512_64x64");
     CHECK_EQ(imaginary::name(plan_of(latent).backward), "sm80_gather_backward_bf16_d576_v512_64x64");
