@@ -101,7 +101,9 @@
 // last v the walker no longer waits for q tiles: 83.8 and 81.4, logsparse_16k 158.6 instead of 161.9. What binds then
 // is the way between the halves of L2, busy 87 % of the time (ncu, lts__ltcfabric2ltc_cycles_active; DRAM 65 %): each
 // block of keys is read for two of queries. Blocks of 128 x 64, which read them 1.5 times, leave more empty: 90.9 and
-// 91.8.
+// 91.8. Two to eight tiles of a residue class one after the other in a CTA, where idle warps copy keys that it has in its
+// ring already: 86 to 93, and strided_16k, which has none to copy, 82 to 86. Heads side by side in the order of tasks:
+// the same.
 //
 // Tried and dropped there (H100, in one run, time; the first on an H200): the next task asked for before the last block
 // but one, and read before the last (0 to +0.6 %); to leave out halves of masked blocks that a warpgroup keeps no pair
