@@ -295,11 +295,12 @@ private:
             overflows |= __builtin_add_overflow(value, uint64_t(text_[at_] - '0'), &value);
         }
         const uint64_t limit = is_unsigned ? ~uint64_t(0) : uint64_t(forever);
-        if (overflows || value > limit || (is_unsigned && is_negative)) {
+        const bool is_least = !is_unsigned && is_negative && value == limit + 1;  // a token id may be any number
+        if (overflows || (value > limit && !is_least) || (is_unsigned && is_negative)) {
             refuse(start, text("found ", text_.substr(start, std::min<size_t>(at_ - start, 24)),
                                "; expected a number up to ", limit, is_unsigned ? ", not negative" : ""));
         }
-        return is_negative ? -int64_t(value) : int64_t(value);
+        return int64_t(is_negative ? -value : value);
     }
 
     static bool is_digit(char c) { return c >= '0' && c <= '9'; }
