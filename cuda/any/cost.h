@@ -90,6 +90,7 @@ struct Spread {
     // waits: cycles of a task that others hide where there are more.
     static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles,
                      const SchedulePolicy& policy, double filled, int heads = 1, int tile_ctas = 1, double waits = 0) {
+        if (s.longest <= 0) return {cycles, 0};  // a bound, of which no row is known
         const double rows = std::max(double(s.rows) / heads, 1.0), mean = std::max(s.blocks / heads / rows, 1.0);
         const double task = std::min(policy.task_us * clock_mhz, cycles / rows), block = (cycles / rows - task) / mean;
         const double workers = policy.workers_of_lane * tile_ctas * machine.lanes;

@@ -334,6 +334,42 @@ TEST(wide_heads_get_rows_of_older_gpus) {
     imaginary_capability = 90;
 }
 
+// What a candidate is left out for is a bound on its cost, so that none left out is clearly cheaper when it is pinned.
+TEST(no_row_left_out_is_clearly_cheaper) {
+    constexpr double clearly = 0.9;
+    const char* const patterns[] = {"causal & (window(16,0) | landmark(16,1))", "window(8,8) | global_tokens(0, 1, 64)",
+                                    "causal & (window(512,0) | landmark(64,1))", "causal & strided(32)", "causal",
+                                    "causal & (sink(4) | window(62,0))", "logsparse"};
+    int compared = 0;
+    for (const char* pattern : patterns)
+        for (const int64_t tokens : {128, 200, 1000, 4096})
+            for (const int64_t head_dim : {40, 128, 160}) {
+                Golden g{"", pattern, 8, tokens, tokens, head_dim, Dtype::bf16, true};
+                g.group = head_dim == 128 ? 4 : 1;
+                check::context = text(pattern, " over ", tokens, ", head_dim ", head_dim);
+                const CompiledPlan free = plan_of(g);
+                if (free.forward.pieces.size() > 1 || free.backward.pieces.size() > 1) continue;
+                for (const Kernel& kernel : rows()) {
+                    if (kernel.dtype != g.dtype || kernel.family != Family::block) continue;
+                    const bool is_forward = kernel.pass == Pass::forward;
+                    const PassPlan& chosen = is_forward ? free.forward : free.backward;
+                    const std::string pinned = std::string(kernel.name) + "," +
+                                               imaginary::name(is_forward ? free.backward : free.forward);
+                    setenv("SPATTN_FORCE_KERNEL", pinned.c_str(), 1);
+                    try {
+                        const CompiledPlan plan = plan_of(g);
+                        const PassPlan& pass = is_forward ? plan.forward : plan.backward;
+                        CHECK(pass.cost.us >= clearly * chosen.cost.us);
+                        ++compared;
+                    } catch (const Error& e) {
+                        CHECK_EQ(e.status, int(SPATTN_E_NO_KERNEL));
+                    }
+                    unsetenv("SPATTN_FORCE_KERNEL");
+                }
+            }
+    CHECK(compared > 500);
+}
+
 TEST(older_gpus_get_rows_of_their_own) {
     imaginary_capability = 70;
     bool is_refused = false;
