@@ -306,10 +306,12 @@ const char* block_backward_added_fits(const Problem& p) {
     return p.deterministic ? "adds dq in the order of arrival" : nullptr;
 }
 
-// Five products. Sums of dq are cleared before, added to, and read after. Read off full attention and a window at 16K (H200).
+// Five products. Sums of dq are cleared before, added to, and read after. Read off full attention and a window at 16K
+// (H200); keys that no query sees as of block_backward.
 template <int HeadDim, int HeadDimV>
 struct AddedCycles {
     static constexpr double flops_per_cycle = HeadDim <= 64 ? 955 : 1050, around = 450, mask = 150, task = 4000;
+    static constexpr double cleared = 7500;  // a tile that no query sees
     static constexpr double block = 2.0 * 64 * 64 * (3 * HeadDim + 2 * HeadDimV) / flops_per_cycle + around;
     static constexpr SchedulePolicy by_key = any::backward_policy(block, task, 64, HeadDim + HeadDimV);
 };
@@ -318,7 +320,8 @@ template <int HeadDim, int HeadDimV>
 Cost block_backward_added_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     using C = AddedCycles<HeadDim, HeadDimV>;
     constexpr double launches = 21;  // us
-    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * C::task;
+    const double cycles = s.blocks * C::block + s.masked * C::mask + double(s.rows) * C::task +
+                          any::unseen_tiles(p, s, 64) * C::cleared;
     const any::Longest by_key = any::Longest::by_key(p, s, machine, C::block, C::task, C::by_key);
     const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
     const double around = any::memory_us(2 * any::query_bytes(p) + 2 * sums, machine, 0.7);
