@@ -34,7 +34,7 @@ TEST(texts_come_back) {
           "dilated(1008,0,16)", "strided(64)", "landmark(64,4)", "fixed(8,1)", "logsparse", "residue(4,3)",
           "global_keys()",
           "global_keys(9,1,5,1)", "global_tokens(0)", "tree(-1,0,0)", "bigbird(64,3,1,3,18446744073709551615)",
-          "xref([-9223372036854775808,5],[],1,2,3,4,5,1,2,6,0)",
+          "xref([-9223372036854775808,5],[],2,3,9,0,0,1,2,0,0)",
           "xref([7,8,7],[],2,3,9,4,5,1,2,6,0)", "xref([7,8],[4,-1,-1,4],32,64,224,112,7,3,10,32,48)",
           "causal | full | sink(4)", "causal & full - sink(4) & strided(2)", "causal & (full - sink(4))",
           "(causal | full) & logsparse", "causal - (full | sink(1))", "causal - (full & sink(1))",
