@@ -43,11 +43,10 @@ constexpr double block_cycles(Dtype dtype, int products_q, int64_t head_dim, int
     const int64_t columns = products_q * round_up(head_dim, 64) + products_v * round_up(head_dim_v, 64);
     return 2.0 * double(columns) * Block * Block / flops_per_cycle(dtype, Block);
 }
-// Sums of more columns leave an SM room for fewer CTAs: what blocks take for it, where gradients stand or out. Read off
-// random problems of head_dim 16 to 256 (H200).
-double crowding(const Problem& p, double of_part) {
-    return 1 + of_part * double(ceil_div(std::max(p.head_dim, p.head_dim_v), 64) - 1);
-}
+double column_parts(const Problem& p) { return double(ceil_div(std::max(p.head_dim, p.head_dim_v), 64)); }
+// What blocks take for what they take where columns are one part: an SM has room for fewer CTAs where their sums have
+// more, and each part adds so much. Read off random problems of head_dim 16 to 256 (H200).
+constexpr double crowding(double parts, double of_part) { return 1 + of_part * (parts - 1); }
 // Policies of rows take these columns for all.
 template <int Block>
 constexpr double usual_cycles(int products) {
@@ -66,7 +65,7 @@ constexpr SchedulePolicy by_query_split = backward_policy(usual_cycles<Block>(3)
 template <int Block>
 Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double launch = 4;  // us
-    const double block = block_cycles<Block>(p.dtype, 1, p.head_dim, 1, p.head_dim_v) * crowding(p, 0.12);
+    const double block = block_cycles<Block>(p.dtype, 1, p.head_dim, 1, p.head_dim_v) * crowding(column_parts(p), 0.12);
     const double cycles = block * s.blocks + forward_task * double(s.rows), filled = double(p.seq_q) / Block;
     const Spread spread = Spread::of(p, s, machine, cycles, forward_split<Block>, filled, 1, 1, waits(Block));
     return {launch + spread.join_us + compute_us(spread.cycles, machine), "compute"};
@@ -75,8 +74,8 @@ Cost forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine
 template <int Block>
 Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double launches = 30, cleared = 1000 + 170 * Block;  // us; cycles of a part of the columns
-    const double parts = double(ceil_div(std::max(p.head_dim, p.head_dim_v), 64));
-    const double crowded = crowding(p, 0.3), longest_task = backward_task + waits(Block) * parts;
+    const double parts = column_parts(p), crowded = crowding(parts, 0.3);
+    const double longest_task = backward_task + waits(Block) * parts;
     const double of_key = block_cycles<Block>(p.dtype, 2, p.head_dim, 2, p.head_dim_v);
     const double of_query = block_cycles<Block>(p.dtype, 2, p.head_dim, 1, p.head_dim_v);
     const Longest by_key = Longest::by_key(p, s, machine, of_key, longest_task, by_key_split<Block>);

@@ -344,26 +344,17 @@ void backward_added(const BackwardArgs& args) {
 template <Dtype D, int HeadDim, int HeadDimV, int Block>
 Kernel block_backward_added(const char* name) {
     using K = BlockBackwardAdded<D, HeadDim, HeadDimV, Block>;
-    return {.name = name,
-            .device = SPATTN_CUDA,
-            .pass = Pass::backward,
-            .dtype = D,
-            .block_q = Block,
-            .block_k = Block,
-            .mask_words = 2 * Block * Block / 64,
-            .permute = tile::permute_to_both_fragments,
-            .walks = {{Owner::keys, AddedCycles<HeadDim, HeadDimV>::by_key}, {Owner::queries, {.workers = 0}}},
-            .num_walks = 2,
-            .runs_here = blocks_run_here<D, K::shared_bytes(false)>,
-            .fits = block_backward_added_fits<HeadDim, HeadDimV>,
-            .cost = block_backward_added_cost<HeadDim, HeadDimV>,
-            .workspace = block_backward_added_workspace<HeadDim>,
-            .backward = backward_added<D, HeadDim, HeadDimV, Block>,
-            .prepare = K::prepare,
-            .orders = true,
-            .carries = any::BackwardCarried<float>::bytes,
-            .dispatch = any::dispatch_of<D>(),
-            .added_by_arrival = queries_added_by_arrival};
+    Kernel row = block_backward<D, HeadDim, HeadDimV, Block>(name);
+    row.walks[0].policy = AddedCycles<HeadDim, HeadDimV>::by_key;
+    row.walks[1].policy = {.workers = 0};  // sums of whole rows become elements
+    row.runs_here = blocks_run_here<D, K::shared_bytes(false)>;
+    row.fits = block_backward_added_fits<HeadDim, HeadDimV>;
+    row.cost = block_backward_added_cost<HeadDim, HeadDimV>;
+    row.workspace = block_backward_added_workspace<HeadDim>;
+    row.backward = backward_added<D, HeadDim, HeadDimV, Block>;
+    row.prepare = K::prepare;
+    row.added_by_arrival = queries_added_by_arrival;
+    return row;
 }
 
 // ---- backward, lists ----

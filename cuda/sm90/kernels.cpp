@@ -148,7 +148,7 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& w
     const double handed_on = !s.is_piece ? 0 : of_one ? 2300 : 5100;  // cycles a task
     const double widened = has_few_rows(p, Heads) ? 0.076 : 0.12;  // a byte, read off 32 x 8K keys (H200)
     const double widening = p.float8_cache ? widened * BlockK * (HeadDim + HeadDimV) : 0;
-    const double copies = BlockK * straddling_cycles(p.head_dim) + BlockK * straddling_cycles(p.head_dim_v);
+    const double copies = BlockK * (straddling_cycles(p.head_dim) + straddling_cycles(p.head_dim_v));
     const double blocks =
         s.blocks * C::block(widening, copies) + s.masked * C::mask + double(s.rows) * (C::task + order + handed_on);
     const double end = of_three ? blocks / std::max(double(s.rows), 1.0) * machine.lanes / 2 : 0;
