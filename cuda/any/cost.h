@@ -73,12 +73,12 @@ struct Longest {
     static Longest by_key(const Problem& p, const LayoutStats& s, const Machine& machine, double block, double task,
                           const SchedulePolicy& policy) {
         const double group = double(p.group()), workers = policy.workers_of_lane * machine.lanes;
-        return of(double(s.rows) / group, s.blocks, s.longest * group, block, task, workers, policy);
+        return of(double(s.rows) / group, s.blocks, s.longest.row * group, block, task, workers, policy);
     }
     static Longest by_query(const LayoutStats& s, const Machine& machine, double block, double task,
                             const SchedulePolicy& policy) {
         const double workers = policy.workers_of_lane * machine.lanes;
-        return of(double(s.rows_across), s.blocks, s.longest_across, block, task, workers, policy);
+        return of(double(s.longest.rows_across), s.blocks, s.longest.across, block, task, workers, policy);
     }
 };
 
@@ -90,12 +90,12 @@ struct Spread {
     // waits: cycles of a task that others hide where there are more.
     static Spread of(const Problem& p, const LayoutStats& s, const Machine& machine, double cycles,
                      const SchedulePolicy& policy, double filled, int heads = 1, int tile_ctas = 1, double waits = 0) {
-        if (s.longest <= 0) return {cycles, 0};  // a bound, of which no row is known
+        if (s.longest.row <= 0) return {cycles, 0};  // a bound, of which no row is known
         const double rows = std::max(double(s.rows) / heads, 1.0), mean = std::max(s.blocks / heads / rows, 1.0);
         const double task = std::min(policy.task_us * clock_mhz, cycles / rows), block = (cycles / rows - task) / mean;
         const double workers = policy.workers_of_lane * tile_ctas * machine.lanes;
-        const Longest longest = Longest::of(rows, rows * mean, std::max(s.longest, mean), block, task + waits, workers,
-                                            policy, filled, !p.call_lists.at_run_time());
+        const Longest longest = Longest::of(rows, rows * mean, std::max(s.longest.row, mean), block, task + waits,
+                                            workers, policy, filled, !p.call_lists.at_run_time());
         return {std::max(cycles, machine.lanes * longest.cycles), longest.join_us};
     }
 };
@@ -112,7 +112,7 @@ inline Cost overlapped(double apart, double compute, double memory) {
 // Key tiles of so many tokens that no query sees: their gradients are written, and nothing of them is read.
 inline double unseen_tiles(const Problem& p, const LayoutStats& s, int block) {
     const double tiles = double(p.batch * p.heads_kv) * std::ceil(double(p.seq_k) / block);
-    return s.longest > 0 ? std::max(tiles - double(s.rows) / double(p.group()), 0.0) : 0;
+    return s.longest.row > 0 ? std::max(tiles - double(s.rows) / double(p.group()), 0.0) : 0;
 }
 
 // Cycles for so many tokens of listed tiles, whose rows are copied one by one: so many a row of 128 columns, keys' and

@@ -81,7 +81,7 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
     const Longest by_key = Longest::by_key(p, s, machine, of_key, longest_task, by_key_split<Block>);
     const Longest by_query = Longest::by_query(s, machine, of_query, longest_task, by_query_split<Block>);
     const double keys = crowded * of_key * s.blocks + backward_task * double(s.rows);
-    const double queries = crowded * of_query * s.blocks + backward_task * double(s.rows_across);
+    const double queries = crowded * of_query * s.blocks + backward_task * double(s.longest.rows_across);
     const double cycles = std::max(keys, machine.lanes * by_key.cycles) +
                           std::max(queries, machine.lanes * by_query.cycles) +
                           unseen_tiles(p, s, Block) * parts * cleared;
@@ -124,16 +124,16 @@ struct GatherWork {
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     const double row = row_cycles + wide_column * std::max(double(p.head_dim) - 64, 0.0);
     GatherWork work;
-    work.add(p, s, machine, {1, 1, 1, double(s.rows), row, s.longest, 0});
+    work.add(p, s, machine, {1, 1, 1, double(s.rows), row, s.longest.row, 0});
     return work.cost(s, machine, 8);
 }
 // By query and by key, where rows lie further apart; before that the lists are brought into the order of keys.
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     constexpr double waits = 700;
-    const double keys = double(p.batch * p.heads_kv * p.seq_k), longest_key = s.longest_across * double(p.group());
+    const double keys = double(p.batch * p.heads_kv * p.seq_k), longest_key = s.longest.across * double(p.group());
     GatherWork work;
     const double row = row_cycles + wide_column_backward * std::max(double(p.head_dim) - 64, 0.0);
-    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row, s.longest, waits});
+    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row, s.longest.row, waits});
     work.add(p, s, machine, {2, 2, 1.8, keys, key_cycles, longest_key, waits});
     return work.cost(s, machine, 40);
 }

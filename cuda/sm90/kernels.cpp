@@ -510,7 +510,7 @@ Cost block_backward_cost(const Problem& p, const LayoutStats& s, const Machine& 
                           unseen * C::cleared * columns + s.gaps * gap;
     const double heads = double(p.batch * p.heads_kv), heads_q = double(p.batch * p.heads_q), rows = s.rows / heads_q;
     const double at_once = std::min(rows, machine.lanes / std::min<double>(heads, heads_in_turn));
-    const double chain = s.longest_across > 0 ? std::min(at_once, s.longest_across) : at_once;
+    const double chain = s.longest.across > 0 ? std::min(at_once, s.longest.across) : at_once;
     const double waits = heads_q * at_once * chain / machine.lanes * addition;
     const double sums = double(p.batch * p.heads_q * p.seq_q) * HeadDim * sizeof(float);
     const double around =

@@ -76,7 +76,7 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
                                : count_rows(layout, layout.live_queries, layout.block_q, kernel.block_q);
     if (coarse.form.order == Order::residue)
         stats.gathered = stats.blocks * (by_key ? kernel.block_q : kernel.block_k);
-    stats.longest = stats.longest_across = 0, stats.rows_across = 0;
+    stats.longest = {};
     return stats;
 }
 
@@ -107,7 +107,7 @@ LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& pla
         for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
             for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) shrink(mask, query, key);
     stats.worked = std::min(stats.worked, stats.visited);
-    stats.longest = stats.longest_across = 0, stats.rows_across = 0;
+    stats.longest = {};
     return stats;
 }
 

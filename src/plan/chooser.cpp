@@ -221,8 +221,8 @@ LayoutStats Chooser::stats_of(const Candidate& candidate) {
     const Lowered& seen = already_counted(kernel);
     LayoutStats stats = make_gather_stats(problem_, share * seen.counts.pairs, groups_share(problem_, *seen.layout));
     if (problem_.has_starts) return stats;
-    stats.longest = double(seen.counts.row_max);
-    if (kernel.pass == Pass::backward) stats.longest_across = double(longest_column(seen));
+    stats.longest.row = double(seen.counts.row_max);
+    if (kernel.pass == Pass::backward) stats.longest.across = double(longest_column(seen));
     return stats;
 }
 

@@ -61,9 +61,14 @@ struct LayoutStats {
                             // there before a forward pass, and others row by row
     double gaps;            // places where the list of a block row goes on behind blocks that it leaves out
     int64_t rows;           // block rows with work; query rows for gather rows
-    double longest;         // blocks of the longest row, and of
-    double longest_across;  // the longest of the other axis, whose rows with work are
-    int64_t rows_across;    // so many. None of the three where stats are a bound
+    // What lists alone tell: all 0 where stats are a bound or of a call on a cache, and for gather rows whose lists each
+    // call brings.
+    struct Longest {
+        double row;           // blocks of the longest block row; keys of the longest list for gather rows
+        double across;        // blocks of the longest row of the other axis; for gather rows, which ask backward, queries
+                              // of a head that see the most visited key
+        int64_t rows_across;  // rows of the other axis with work; 0 for gather rows
+    } longest;
     bool is_piece = false;  // rows take on and hand on what other pieces of the pass make
 };
 

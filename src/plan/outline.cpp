@@ -249,9 +249,9 @@ private:
     }
 
     static void add_longest(const Sums::Side& own, const Sums::Side& across, int64_t heads, LayoutStats& stats) {
-        stats.longest = std::max(stats.longest, double(own.longest));
-        stats.longest_across = std::max(stats.longest_across, double(across.longest));
-        stats.rows_across += across.rows * heads;
+        stats.longest.row = std::max(stats.longest.row, double(own.longest));
+        stats.longest.across = std::max(stats.longest.across, double(across.longest));
+        stats.longest.rows_across += across.rows * heads;
     }
 
     const Extent& extent_;

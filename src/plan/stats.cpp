@@ -146,8 +146,8 @@ LayoutStats make_layout_stats(const Lowered& lowered, bool by_key) {
     stats.masked = double(lowered.counts.blocks_partial);
     stats.away = (count_away(layout.queries) + count_away(layout.keys)) * double(layout.kind_of_head.size());
     const RowLengths own(lists, heads), across(by_key ? layout.by_query : layout.by_key, heads);
-    stats.rows = own.rows, stats.longest = double(own.longest);
-    stats.rows_across = across.rows, stats.longest_across = double(across.longest);
+    stats.rows = own.rows;
+    stats.longest = {double(own.longest), double(across.longest), across.rows};
     ListMeter meter(layout, by_key);
     for (int32_t c = 0; c < layout.head_kinds; ++c)
         for (int32_t row = 0; row < lists.rows; ++row) {
@@ -220,8 +220,8 @@ LayoutStats make_call_layout_stats(const Problem& p, const Kernel& kernel, const
     stats.blocks = known.blocks * some_named;
     stats.masked = std::min(known.masked + known.blocks * (some_named - all_named), stats.blocks);
     stats.pairs *= share, stats.visited *= some_named, stats.worked *= some_named;
-    double& of_query = kernel.owner() == Owner::keys ? stats.longest_across : stats.longest;
-    double& of_key = kernel.owner() == Owner::keys ? stats.longest : stats.longest_across;
+    double& of_query = kernel.owner() == Owner::keys ? stats.longest.across : stats.longest.row;
+    double& of_key = kernel.owner() == Owner::keys ? stats.longest.row : stats.longest.across;
     of_query = std::min(of_query, double(p.call_lists.most) * tiles), of_key *= some_named;
     return stats;
 }
@@ -245,7 +245,7 @@ LayoutStats make_cache_stats(const Problem& p, const Kernel& kernel, const Layou
     const double tiles = double(p.ragged ? std::min(p.seq_q, p.seq_q / tile + p.ragged) : ceil_div(p.seq_q, tile));
     const double share = double(p.batch) * tiles / (double(p.sequences()) * double(ceil_div(p.seq_k, tile)));
     LayoutStats stats = whole;
-    stats.longest = stats.longest_across = 0, stats.rows_across = 0;
+    stats.longest = {};
     stats.pairs *= call_share(p);
     stats.visited *= share, stats.worked *= share, stats.blocks *= share, stats.masked *= share, stats.gaps *= share;
     stats.rows = int64_t(double(p.batch * p.heads_q) * tiles);

@@ -32,9 +32,9 @@ void check_side(const Outline& outline, const Lowered& lowered, bool by_key) {
     const LayoutStats plain = make_layout_stats(lowered, by_key);
     const Outline::Stats& got = outline.stats(by_key);
     check_equal(got.plain, plain);
-    CHECK_EQ(got.plain.longest, plain.longest);
-    CHECK_EQ(got.plain.longest_across, plain.longest_across);
-    CHECK_EQ(got.plain.rows_across, plain.rows_across);
+    CHECK_EQ(got.plain.longest.row, plain.longest.row);
+    CHECK_EQ(got.plain.longest.across, plain.longest.across);
+    CHECK_EQ(got.plain.longest.rows_across, plain.longest.rows_across);
     const LayoutStats least = make_least_listed_stats(lowered, plain, blocks_of(outlined_block, by_key));
     auto listed = std::make_shared<const Layout>(list_tiles(*lowered.layout, by_key ? Owner::keys : Owner::queries));
     const LayoutStats real = make_layout_stats({lowered.form, listed, count(*listed)}, by_key);

@@ -56,9 +56,9 @@ TEST(longest_rows_and_columns_are_those_of_the_pattern) {
         const auto check_rows = [&](bool is_by_key, const Longest& own, const Longest& across) {
             const LayoutStats stats = make_layout_stats(lowered, is_by_key);
             CHECK_EQ(stats.rows, own.rows);
-            CHECK_EQ(stats.longest, double(own.blocks));
-            CHECK_EQ(stats.rows_across, across.rows);
-            CHECK_EQ(stats.longest_across, double(across.blocks));
+            CHECK_EQ(stats.longest.row, double(own.blocks));
+            CHECK_EQ(stats.longest.rows_across, across.rows);
+            CHECK_EQ(stats.longest.across, double(across.blocks));
         };
         check_rows(false, by_query, by_key);
         check_rows(true, by_key, by_query);
