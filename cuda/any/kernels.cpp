@@ -101,7 +101,7 @@ struct GatherWalk {
     int products_q, products_v;  // over head_dim, over head_dim_v
     double fetches;              // of both rows of a pair
     double rows, row_cycles;
-    double longest, waits;       // pairs of the longest row, and cycles that its warp waits for each
+    double longest, latency;     // pairs of the longest row, and cycles that its warp waits for each
 };
 struct GatherWork {
     double cycles = 0, bytes = 0;  // of an SM; of a pair
@@ -113,7 +113,7 @@ struct GatherWork {
         const double widening = p.float8_cache ? widened_column * double(p.head_dim + p.head_dim_v) : 0;
         const double pair = std::max({fetched / fetched_bytes, 2 * columns / flops_per_cycle, widening});
         const double all = pair * s.pairs + walk.row_cycles * walk.rows, tasks = std::max(walk.rows / busy_warps, 1.0);
-        const double longest = std::max(all / tasks, walk.longest * std::max(busy_warps * pair, pair + walk.waits));
+        const double longest = std::max(all / tasks, walk.longest * std::max(busy_warps * pair, pair + walk.latency));
         cycles += std::max(all, machine.lanes * longest), bytes += fetched;
     }
     Cost cost(const LayoutStats& s, const Machine& machine, double launches) const {
@@ -129,12 +129,12 @@ Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& 
 }
 // By query and by key, where rows lie further apart; before that the lists are brought into the order of keys.
 Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
-    constexpr double waits = 700;
+    constexpr double latency = 700;
     const double keys = double(p.batch * p.heads_kv * p.seq_k), longest_key = s.longest.across * double(p.group());
     GatherWork work;
     const double row = row_cycles + wide_column_backward * std::max(double(p.head_dim) - 64, 0.0);
-    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row, s.longest.row, waits});
-    work.add(p, s, machine, {2, 2, 1.8, keys, key_cycles, longest_key, waits});
+    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row, s.longest.row, latency});
+    work.add(p, s, machine, {2, 2, 1.8, keys, key_cycles, longest_key, latency});
     return work.cost(s, machine, 40);
 }
 
