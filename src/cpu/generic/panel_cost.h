@@ -24,8 +24,8 @@ Cost panel_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     const double rows_q = double(p.batch) * double(p.heads_q) * double(p.seq_q);
     const double rows_k = double(p.batch) * double(p.heads_kv) * double(p.seq_k);
     const double cap = p.softcap != 0 ? softcap_share : 0;
-    // Steps of 32 tokens are worked on whole: half of one more for each row of a masked block.
-    const double whole_steps = stats.worked + stats.masked * 16 * (forward ? bq : bk);
+    // Steps of tokens are worked on whole: half of one more for each row of a masked block.
+    const double whole_steps = stats.worked + stats.masked * (step_terms / 2) * (forward ? bq : bk);
     const double worked = whole_steps < stats.visited ? whole_steps : stats.visited;
     const double vectors = (worked * (1 + cap) + stats.masked * bq * bk * mask_share) / lanes;
     double clocks = (forward ? 2 : 5) * dims * worked / product_flops_per_clock();
