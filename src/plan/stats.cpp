@@ -115,6 +115,27 @@ private:
     std::vector<double> worked_before_, gaps_before_;  // [runs + 1] of all runs before
 };
 
+// How many queries of each mask see each of its keys: [num_masks][block_k]. Neighbours that see the same are counted at
+// once: where nearly every mask is another one, as of documents, these are most.
+std::vector<int32_t> count_queries(const Layout& layout) {
+    std::vector<int32_t> counts(size_t(layout.num_masks) * size_t(layout.block_k));
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        const uint64_t* const bits = &layout.masks[size_t(mask) * size_t(layout.mask_words)];
+        for (int32_t key = 0; key < layout.block_k; key += 64) {
+            const auto seen_by = [&](int32_t query) {
+                return get_bits(bits, int64_t(query) * layout.block_k + key, std::min(64, layout.block_k - key));
+            };
+            int32_t* const of_keys = &counts[size_t(mask) * size_t(layout.block_k) + size_t(key)];
+            for (int32_t query = 0, next; query < layout.block_q; query = next) {
+                const uint64_t seen = seen_by(query);
+                for (next = query + 1; next < layout.block_q && seen_by(next) == seen;) ++next;
+                for (uint64_t left = seen; left; left &= left - 1) of_keys[std::countr_zero(left)] += next - query;
+            }
+        }
+    }
+    return counts;
+}
+
 // Rows of blocks: those with work, each once a head, and how many blocks the longest has.
 struct RowLengths {
     int64_t rows = 0, longest = 0;
@@ -165,25 +186,26 @@ bool groups_share(const Problem& p, const Layout& layout) {
     return true;
 }
 
-// Queries that see a key are counted once for each mask, and added up along each column of blocks.
+// Queries that see a key are counted once for each mask, and added up along those columns of blocks that are so long that
+// a key of theirs may be the most visited one.
 int64_t count_longest_column(const Lowered& lowered) {
     if (lowered.outline) return lowered.outline->longest_column;
     const Layout& layout = *lowered.layout;
-    const size_t keys = size_t(layout.block_k), words = size_t(layout.mask_words);
-    std::vector<int64_t> of_mask(size_t(layout.num_masks) * keys), column(keys);
-    for (size_t word = 0; word < layout.masks.size(); ++word)
-        for (uint64_t bits = layout.masks[word]; bits; bits &= bits - 1) {
-            const size_t bit = word % words * 64 + size_t(std::countr_zero(bits));
-            ++of_mask[word / words * keys + bit % keys];
-        }
-    int64_t longest = 0;
-    for (const Slice& slice : layout.by_key.slices) {
-        std::fill(column.begin(), column.end(), 0);
+    const Lists& lists = layout.by_key;
+    const std::vector<int32_t> of_masks = count_queries(layout);
+    std::vector<int32_t> column(size_t(layout.block_k));
+    int32_t longest = 0;
+    for (const Slice& slice : lists.slices) {
+        int32_t full = 0, masked = 0;  // blocks
+        for (int32_t r = slice.begin; r < slice.end; ++r)
+            (lists.runs[size_t(r)].mask == full_block ? full : masked) += lists.runs[size_t(r)].count;
+        if (int64_t(full + masked) * layout.block_q <= longest) continue;
+        std::fill(column.begin(), column.end(), full * layout.block_q);
         for (int32_t r = slice.begin; r < slice.end; ++r) {
-            const Run& run = layout.by_key.runs[size_t(r)];
-            for (size_t key = 0; key < keys; ++key)
-                column[key] += run.count * (run.mask == full_block ? layout.block_q
-                                                                   : of_mask[size_t(run.mask) * keys + key]);
+            const Run& run = lists.runs[size_t(r)];
+            if (run.mask == full_block) continue;
+            const int32_t* const of_mask = &of_masks[size_t(run.mask) * column.size()];
+            for (size_t key = 0; key < column.size(); ++key) column[key] += run.count * of_mask[key];
         }
         longest = std::max(longest, *std::max_element(column.begin(), column.end()));
     }
