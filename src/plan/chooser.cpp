@@ -241,10 +241,9 @@ const LayoutStats& Chooser::block_stats(const Kernel& kernel, Order order) {
                   : measured_.at(counted(kernel, order), kernel.owner() == Owner::keys);
 }
 
-// What a row that reads no blocks counts on. All forms of a pattern have the same counts, and those of caches are long: one
-// that is there will do.
+// What a row that reads no blocks counts on. All forms of a pattern keep the same pairs: one that is there will do.
 const Lowered& Chooser::already_counted(const Kernel& kernel) {
-    const Lowered* const known = problem_.has_starts ? lowering_.any() : nullptr;
+    const Lowered* const known = lowering_.any();
     return known ? *known : counted(kernel, Order::plain);
 }
 
