@@ -141,8 +141,8 @@ struct RowLengths {
     int64_t rows = 0, longest = 0;
 
     RowLengths(const Lists& lists, const std::vector<int64_t>& heads) {
-        std::vector<int64_t> before{0};  // [runs + 1] blocks of all runs before
-        for (const Run& run : lists.runs) before.push_back(before.back() + run.count);
+        std::vector<int64_t> before(lists.runs.size() + 1);  // blocks of all runs before
+        for (size_t r = 0; r < lists.runs.size(); ++r) before[r + 1] = before[r] + lists.runs[r].count;
         const auto blocks_of = [&](Slice slice) { return before[size_t(slice.end)] - before[size_t(slice.begin)]; };
         for (size_t at = 0; at < lists.slices.size(); ++at) {
             const int64_t stem = lists.stems.empty() ? 0 : blocks_of(lists.stems[at]);
