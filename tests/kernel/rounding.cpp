@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rows that multiply 16-bit elements lose no more than rounding must: dense attention in double that rounds what such a
 // product reads (p, ds) and what is stored, correctly, sets the measure. And fp16 ends early, which nobody may notice.
-// Rows of float32 lose little in long sums of equal terms, whose roundings all go one way.
+// Rows of float32 lose little in long sums of equal terms, whose roundings all go one way, forward and backward.
 #include "bounds.h"
 
 using namespace attention;
@@ -194,5 +194,22 @@ TEST(heads_with_equal_gradients_lose_little) {
         if (rows.forward.dtype != Dtype::f32 || !is_tested(rows) || !takes(rows, c)) continue;
         check::context = rows.backward.name;
         check_close("dv", run_rows(c, rows, in, 2).dv, want.dv, {Dtype::f32, "dv", 0, 144 * 0x1p-24, 0.9999999}, 1);
+    }
+}
+
+// A mean of equal values adds 16,384 equal terms. Rows add up 64 to 256 of them before these meet the others, and so
+// lose (256 + 64) / 2 units at most; one by one, terms would lose thousands.
+TEST(long_lists_of_equal_values_lose_little) {
+    for (const int64_t heads : {1, 4}) {
+        const Case c{"full", 1, heads, 1, 1, 16384, 16, 16};
+        Inputs in = make_inputs(c, Dtype::f32, seed);
+        std::fill(in.q.begin(), in.q.end(), 0.);
+        std::fill(in.v.begin(), in.v.end(), double(0.1F));
+        const Results want = run_rows(c, reference_rows(Dtype::f64), in, 2);
+        for (const Rows& rows : cpu_rows(false, FewQueries::included)) {
+            if (rows.forward.dtype != Dtype::f32 || !is_tested(rows) || !takes(rows, c)) continue;
+            check::context = rows.forward.name;
+            check_close("out", run_rows(c, rows, in, 2).out, want.out, {Dtype::f32, "out", 0, 160 * 0x1p-24, 0.9999999}, 1);
+        }
     }
 }

@@ -4,7 +4,7 @@
 //
 //     for each block of keys:  for each query and head:  s[key] = q . k        rows of k come from memory once for all
 //                              m, l, p                                         online softmax along s
-//                              for each query and head:  out += p[key] v       and so do rows of v
+//                              for each query and head:  out += p[key] v       and so do rows of v, a block's sum at once
 //
 // A tile has as many places as its heads leave of 64 rows, and only those that have a query cost anything: one query of
 // one head takes a sixteenth of the products that it takes in block_forward.h's smallest tiles. In a masked block each
@@ -41,6 +41,7 @@ struct FewSpace {
 };
 struct FewScratch {
     Real *state, *q, *s;  // FewState, [few_rows][columns], [few_rows][few_keys and what dots() writes beyond]
+    Real* near;           // [few_rows][columns_v]: what a block has added so far (move_sums)
     Real *k, *v;          // [few_keys][columns]: rows that are not read where they lie
     static constexpr int stride = few_keys + lanes;  // of s
 
@@ -49,6 +50,7 @@ struct FewScratch {
         state = carver.take<Real>(few_state_floats(p));
         q = carver.take<Real>(few_rows * columns_of(p));
         s = carver.take<Real>(few_rows * stride);
+        near = carver.take<Real>(few_rows * values_of(p));
         k = carver.take<Real>(few_keys * columns_of(p));
         v = carver.take<Real>(few_keys * values_of(p));
     }
@@ -146,7 +148,8 @@ struct FewLane {
         const Real factor = p.softcap != 0 ? cap.in : Real(p.scale * log2_e);
         each_row(q.owned, [&](int, int row, int) {
             state.m[row] = lowest, state.l[row] = 0.f, state.top[row] = -INFINITY;
-            for (int c = 0; c < columns_v; c += lanes) store(state.out + row * columns_v + c, set1(0.f));
+            for (int c = row * columns_v; c < (row + 1) * columns_v; c += lanes)
+                store(state.out + c, set1(0.f)), store(lane.near + c, set1(0.f));
         });
         each_row(q.alive, [&](int place, int row, int head) {
             Place one = of_head(q, head);
@@ -185,18 +188,23 @@ struct FewLane {
         const Rows v = load_keys(v_from, at, int(p.head_dim_v), lane.v, load_padded);
         if (bits) {
             each_seen(q.alive, bits, v, [&](const GatheredRows& rows, int row) {
-                add_weighted_rows(scores(row), rows, columns_v, state.out + row * columns_v);
+                add_weighted_rows(scores(row), rows, columns_v, near(row));
+                move_sums(near(row), state.out + row * columns_v, columns_v);
             });
         } else {
             in_steps(at.count, v, v_from, next, p.head_dim_v, [&](const GatheredRows& rows, int first) {
                 each_row(q.alive, [&](int, int row, int) {
-                    add_weighted_rows(scores(row) + first, rows, columns_v, state.out + row * columns_v);
+                    add_weighted_rows(scores(row) + first, rows, columns_v, near(row));
                 });
+            });
+            each_row(q.alive, [&](int, int row, int) {
+                move_sums(near(row), state.out + row * columns_v, columns_v);
             });
         }
     }
 
     Real* scores(int row) const { return lane.s + row * FewScratch::stride; }
+    Real* near(int row) const { return lane.near + row * columns_v; }
 
     // work(rows, row of the state): of a masked block, the keys that a query sees.
     template <class Work>

@@ -7,7 +7,7 @@
 //
 //     for each range: for each row: s[pair] = q . k             rows of k alone pass through the cache
 //     for each row:   m = max s, p = exp2(s - m), l = sum p     its scores lie side by side, and all are known
-//     for each range: for each row: out += p[pair] v            rows of v alone
+//     for each range: for each row: out += p[pair] v            rows of v alone, summed by chunks of the list
 //
 // A row whose scores outgrow the store is a wave by itself, its list in parts, with the online softmax of the block
 // kernels from part to part. Sums run in the order of the list, however it is cut: bits do not depend on waves, and
@@ -20,7 +20,7 @@
 namespace spattn::cpu {
 namespace {
 
-constexpr int64_t wave_bytes = int64_t(1) << 21;   // of q and out of a wave's rows
+constexpr int64_t wave_bytes = int64_t(1) << 21;   // of q and the sums of a wave's rows
 constexpr int64_t wave_scores = (int64_t(1) << 21) / int64_t(sizeof(Real));  // of its store: 2 MiB
 constexpr int64_t range_bytes = int64_t(1) << 19;  // of a range's rows of k, or of v
 constexpr int64_t waves_a_lane = 4;                // so that lanes end together
@@ -40,6 +40,7 @@ struct DimsForward {
     struct Scratch {
         Real *q, *k, *v, *s;  // [heads][columns], [lanes][columns], [lanes][columns_v], [pairs]
         GatherState state;    // [heads], out [heads][columns_v]
+        Real* near;           // [heads][columns_v]: what a chunk of a list has added so far (move_sums)
         Row* rows;            // [heads]
         int32_t* keys;
         int64_t heads, pairs;  // of a wave at most, all rows together
@@ -52,6 +53,7 @@ struct DimsForward {
         lane.v = carver.take<Real>(int64_t(lanes) * values_of(p));
         lane.s = carver.take<Real>(lane.pairs);
         lane.state.out = carver.take<Real>(lane.heads * values_of(p));
+        lane.near = carver.take<Real>(lane.heads * values_of(p));
         lane.state.m = carver.take<Real>(lane.heads);
         lane.state.l = carver.take<Real>(lane.heads);
         lane.state.top = carver.take<Real>(lane.heads);
@@ -62,7 +64,7 @@ struct DimsForward {
 
     // There is scratch for one list of a call: rows that bring their lists go one by one.
     static int64_t heads_of_wave(const Problem& p, int num_lanes) {
-        const int64_t heads = most_tile_heads(p), bytes = (columns_of(p) + values_of(p)) * int64_t(sizeof(Real));
+        const int64_t heads = most_tile_heads(p), bytes = (columns_of(p) + 2 * values_of(p)) * int64_t(sizeof(Real));
         const int64_t share = p.batch * p.heads_q * p.seq_q / (num_lanes * waves_a_lane);
         return p.call_lists.at_run_time() ? heads : most_of(heads, least_of(share, wave_bytes / bytes));
     }
@@ -131,7 +133,7 @@ struct DimsForward {
         lane.rows[rows] = {keys.at, pairs, keys.count, t.heads, int32_t(least_of(stride, room)), int32_t(at), 0, 0};
         pairs += stride * t.heads;
         const GatherState& state = lane.state;
-        for (int64_t i = at * columns_v; i < (at + t.heads) * columns_v; ++i) state.out[i] = 0.f;
+        for (int64_t i = at * columns_v; i < (at + t.heads) * columns_v; ++i) state.out[i] = lane.near[i] = 0.f;
         for (int64_t i = at; i < at + t.heads; ++i) state.m[i] = lowest, state.l[i] = 0.f, state.top[i] = -INFINITY;
         if (keys.count == 0) return true;
         listed += keys.count;
@@ -188,7 +190,7 @@ struct DimsForward {
 
     void score(const Row& row, int from, int count) {
         for (int i = from, end = from + count; i < end; i += k.count) {
-            load_keys(k, k_from, int(p.head_dim), row, i, end, lane.k);
+            load_keys(k, k_from, int(p.head_dim), row, i, least(end - i, list_chunk), end, lane.k);
             Real* s = lane.s + row.pair + i;
             for (int head = 0; head < row.heads; ++head)
                 dots(lane.q + (row.at + head) * columns, k, columns, s + head * row.stride);
@@ -197,19 +199,23 @@ struct DimsForward {
 
     void add_values(const Row& row, int from, int count) {
         for (int i = from, end = from + count; i < end; i += v.count) {
-            load_keys(v, v_from, int(p.head_dim_v), row, i, end, lane.v);
-            const Real* weights = lane.s + row.pair + i;
-            for (int head = 0; head < row.heads; ++head)
-                add_weighted_rows(weights + head * row.stride, v, columns_v,
-                                  lane.state.out + (row.at + head) * columns_v);
+            const int chunk_end = least((i / list_chunk + 1) * list_chunk, row.count);
+            load_keys(v, v_from, int(p.head_dim_v), row, i, least(end, chunk_end) - i, end, lane.v);
+            const bool is_last = i + v.count == chunk_end;
+            for (int head = 0; head < row.heads; ++head) {
+                Real* const near = lane.near + (row.at + head) * columns_v;
+                add_weighted_rows(lane.s + row.pair + head * row.stride + i, v, columns_v, near);
+                if (is_last) move_sums(near, lane.state.out + (row.at + head) * columns_v, columns_v);
+            }
         }
     }
 
-    // Keys from i on: all of them, or `lanes` where they are copied. A list of a call knows no ranges: `lanes` keys at
-    // once, what comes next in it is fetched from afar.
-    void load_keys(GatheredRows& to, const KeySource& from, int dims, const Row& row, int i, int end, Real* scratch) {
+    // `count` keys from i on of those that end at `end`: all at once, or `lanes` where they are copied. A list of a call
+    // knows no ranges: `lanes` keys at once, what comes next in it is fetched from afar.
+    void load_keys(GatheredRows& to, const KeySource& from, int dims, const Row& row, int i, int count, int end,
+                   Real* scratch) {
         const bool all = GatheredRows::in_place(from.elements, from.x, dims) && !p.call_lists.at_run_time();
-        to.load(from, place_of(place, row.keys + i, all ? end - i : least(lanes, end - i)), dims, scratch);
+        to.load(from, place_of(place, row.keys + i, all ? count : least(lanes, count)), dims, scratch);
         if (p.call_lists.at_run_time() && from.x.column == 1)
             for (int next = i + lanes; next < least(end, i + 2 * lanes); ++next)
                 prefetch_row(from.elements.address(from.x, place_of(place, row.keys + next, 1)),
@@ -222,16 +228,19 @@ struct DimsForward {
         const int count = round_up(row.count, lanes);
         if (p.softcap != 0) cap_scores(s, count, cap.out);
         for (int i = row.count; i < count; ++i) s[i] = -INFINITY;
-        Vec top = set1(-INFINITY), sum = set1(0.f);
+        Vec top = set1(-INFINITY);
         for (int i = 0; i < count; i += lanes) top = max(load(s + i), top);
         raise(row.at + head, highest(top));
         const Vec m = set1(lane.state.m[row.at + head]);
-        for (int i = 0; i < count; i += lanes) {
-            const Vec e = exp2(load(s + i) - m);
-            store(s + i, e);
-            sum = sum + e;
+        for (int i = 0; i < count;) {
+            Vec sum = set1(0.f);
+            for (const int end = least(count, i + list_chunk * lanes); i < end; i += lanes) {
+                const Vec e = exp2(load(s + i) - m);
+                store(s + i, e);
+                sum = sum + e;
+            }
+            lane.state.l[row.at + head] += total(sum);
         }
-        lane.state.l[row.at + head] += total(sum);
     }
 
     void raise(int64_t head, Real top) {
