@@ -78,3 +78,22 @@ TEST(a_wider_arch_gathers_for_no_more_than_scalar_rows) {
     check::context.clear();
     CHECK(compared > 0);
 }
+
+// One query of a group on one key head is one list, which stays with one lane.
+TEST(gather_rows_take_one_list_no_faster_on_more_lanes) {
+    Problem one = imaginary::problem(1, 16384, 128), many = imaginary::problem(64, 16384, 128);
+    for (Problem* p : {&one, &many}) p->heads_q = 4, p->heads_kv = 1;
+    int compared = 0;
+    for (const auto& [name, archs] : gather_rows()) {
+        if (archs[0]->pass != Pass::forward) continue;
+        check::context = archs[0]->name;
+        const auto us = [&, &row = *archs[0]](const Problem& p, int lanes) {
+            return row.cost(p, make_gather_stats(p, double(p.heads_q * p.seq_q * p.seq_k), true), this_machine(lanes)).us;
+        };
+        CHECK_EQ(us(one, 16), us(one, 1));
+        CHECK(us(many, 16) < us(many, 1) / 15);
+        ++compared;
+    }
+    check::context.clear();
+    CHECK(compared > 0);
+}

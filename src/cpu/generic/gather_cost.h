@@ -41,8 +41,13 @@ inline double key_sums(const Problem& p) {
     return double(p.batch) * double(p.heads_kv) * double(p.seq_k) * dims * key_sum;
 }
 
-inline Cost gather_cost(double clocks, const Machine& machine) {
-    return {clocks / (1e3 * machine.clock * machine.lanes), "compute"};
+// Forward, a list is one lane's: it is not split, as rows of blocks are, and up to `most_heads` heads of a group share
+// it. Backward, most of the work is with ranges of keys.
+template <Pass pass>
+Cost gather_cost(const Problem& p, double clocks, const Machine& machine) {
+    const int64_t tiles = p.batch * p.heads_kv * p.seq_q * ((p.group() + most_heads - 1) / most_heads);
+    const int64_t busy = pass == Pass::forward ? least_of(machine.lanes, tiles) : machine.lanes;
+    return {clocks / (1e3 * machine.clock * double(busy)), "compute"};
 }
 
 template <class T, Pass pass>
@@ -61,7 +66,7 @@ Cost dims_cost(const Problem& p, const LayoutStats& stats, const Machine& machin
     const bool is_copied = sizeof(T) < sizeof(Real) || (p.head_dim | p.head_dim_v) % lanes != 0;
     if (pass == Pass::forward && is_copied) clocks += stats.gathered * vectors * lanes * copied_float;
     if (pass == Pass::backward) clocks += key_sums(p);
-    return gather_cost(clocks + double(stats.rows) * gather_row, machine);
+    return gather_cost<pass>(p, clocks + double(stats.rows) * gather_row, machine);
 }
 
 template <class T, Pass pass>
@@ -74,7 +79,7 @@ Cost heads_cost(const Problem& p, const LayoutStats& stats, const Machine& machi
     // Only the group's heads count: lanes that it leaves empty have no q to read and no out to write.
     clocks += double(stats.rows) * dims * (pass == Pass::forward ? forward_row : backward_row);
     if (pass == Pass::backward) clocks += key_sums(p);
-    return gather_cost(clocks + double(stats.rows) / double(p.group()) * heads_list, machine);
+    return gather_cost<pass>(p, clocks + double(stats.rows) / double(p.group()) * heads_list, machine);
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ Cost gather_panel_cost(const Problem& p, const LayoutStats& stats, const Machine
     clocks += double(stats.rows) * dims * gathered_row * (forward ? 1 : 2);
     const double lists = double(stats.rows) / double(p.group());
     if (!forward) clocks += (stats.gathered * gathered_sums + lists * panel_list_column) * dims + key_sums(p);
-    return gather_cost(clocks + lists * panel_list, machine);
+    return gather_cost<pass>(p, clocks + lists * panel_list, machine);
 }
 
 }  // namespace
