@@ -89,13 +89,14 @@ struct Forward : Tile<D, false> {
             for (int n = S::across / 2; n; n /= 2) top = fmax(top, __shfl_xor_sync(~0u, top, n));
             factor[i] = weight(m[i], top);
             m[i] = top;
-            l[i] *= factor[i];
             const Real base = top == -INFINITY ? 0 : top;  // all scores so far may be NaN
+            Real sum = 0;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 s[i][j] = is_kept(i, j) ? exp(s[i][j] - base) : 0;
-                l[i] += s[i][j];
+                sum += s[i][j];
             }
+            l[i] = fma(l[i], factor[i], sum);
         }
     }
 

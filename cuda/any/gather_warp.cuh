@@ -162,7 +162,8 @@ struct GatherWarp {
         __syncwarp();
     }
 
-    // sums = factor * sums + weights . rows of the tile's tokens. Teams take tokens in turn and add up in one order.
+    // sums = factor * sums + weights . rows of the tile's tokens, which are added up before they meet the others (tile.cuh
+    // says why). Teams take tokens in turn and add up in one order.
     template <class Rows>
     __device__ void add(const Real* weights, const Rows& rows, int columns, Real factor, Real* sums) const {
         using Element = typename Rows::Element;
@@ -172,11 +173,6 @@ struct GatherWarp {
             const bool inside = column < columns;  // lanes outside add up column 0 in vain
             Reals& to = *reinterpret_cast<Reals*>(sums + column);
             Reals sum{};
-            if (inside && team == 0) {
-                sum = to;
-#pragma unroll
-                for (int i = 0; i < Width; ++i) sum.x[i] *= factor;
-            }
             for (int base = 0; base < count; base += ahead * teams) {
                 Columns<Element> there[ahead];
                 float scale[ahead];
@@ -197,7 +193,9 @@ struct GatherWarp {
             for (int m = lanes; m < 32; m *= 2)
 #pragma unroll
                 for (int i = 0; i < Width; ++i) sum.x[i] += __shfl_xor_sync(~0u, sum.x[i], m);
-            if (inside && team == 0) to = sum;
+            if (inside && team == 0)
+#pragma unroll
+                for (int i = 0; i < Width; ++i) to.x[i] = fma(to.x[i], factor, sum.x[i]);
         }
         __syncwarp();
     }

@@ -277,7 +277,8 @@ struct Tile {
             for (int j = 0; j < 4; ++j) shared.left[at.row(i) * S::stride + token_of<Real>(at.x, j)] = p[i][j];
     }
 
-    // sums = factor * sums + left . columns [first, last) of the step's tokens.
+    // sums = factor * sums + left . columns [first, last) of the step's tokens, which are added up before they meet the
+    // others: one by one, each would round the sum of all, and where terms are equal all to the same side.
     template <class Other>
     __device__ void add(const Other& other, int first, int last, const Real (&factor)[4], Real* sums, int ld) {
         bool has_seen = false;
@@ -287,17 +288,13 @@ struct Tile {
             const bool selects = __syncthreads_or(is_odd);
             if (selects && !has_seen) share_seen();
             has_seen |= selects;
-            Real sum[4][4];
-            each_vector(c, sums, ld, [&](int i, int j, Vec<Real>& at_sums) {
-#pragma unroll
-                for (int e = 0; e < S::lanes; ++e) sum[i][j + e] = at_sums.x[e] * factor[i];
-            });
+            Real sum[4][4] = {};
             const auto seen = [&](int row) { return shared.seen(row); };
             selects ? accumulate<true>(at, shared.left, shared.right, seen, sum)
                     : accumulate<false>(at, shared.left, shared.right, seen, sum);
             each_vector(c, sums, ld, [&](int i, int j, Vec<Real>& at_sums) {
 #pragma unroll
-                for (int e = 0; e < S::lanes; ++e) at_sums.x[e] = sum[i][j + e];
+                for (int e = 0; e < S::lanes; ++e) at_sums.x[e] = fma(at_sums.x[e], factor[i], sum[i][j + e]);
             });
             __syncthreads();  // right may be overwritten, and after the last chunk left, too
         }
