@@ -100,8 +100,9 @@ Machine of_tiles(const Machine& whole, int tile_ctas) {
     return machine;
 }
 
-// What kernels of these rows reach of a GPU's memory: streams that do nothing else, and operands beside products.
-constexpr double streamed = 0.7, beside_products = 0.8;
+// What kernels of these rows reach of a GPU's memory: streams that do nothing else, operands beside products, and keys
+// that few queries ask for, whose tiles of 64 rows are several an SM (one query of 16 to 64 heads, 4K to 128K keys, H200).
+constexpr double streamed = 0.7, beside_products = 0.8, for_few_rows = 0.84;
 
 // Cycles of a processor for a block: its products at the tensor unit's rate, of which 87 % is reached, or its
 // exponentials and what belongs to them, whichever takes longer; and what a mask and a task add. Blocks of 64 keys wait
@@ -156,7 +157,8 @@ Cost block_forward_cost(const Problem& p, const LayoutStats& s, const Machine& w
     const double filled = double(p.seq_q) * Heads / BlockQ;
     const any::Spread spread = any::Spread::of(p, s, machine, cycles, C::policy, filled, Heads, C::tile_ctas);
     const double operands = any::query_bytes(p) + any::visited_bytes(p, s, BlockK, Heads);
-    const double memory = any::memory_us(operands, machine, is_ordered ? 0.95 : beside_products) +
+    const double reached = is_ordered ? 0.95 : of_one && has_few_rows(p, Heads) ? for_few_rows : beside_products;
+    const double memory = any::memory_us(operands, machine, reached) +
                           any::memory_us(s.repeated * double(p.head_dim + p.head_dim_v), machine, 1);
     const double around = launch + spread.join_us + any::packing_us(p, s, machine);
     return any::overlapped(around, any::compute_us(spread.cycles, machine), memory);

@@ -14,8 +14,9 @@
 namespace spattn {
 namespace {
 
-constexpr double wasteful = 1.5;       // visited for each kept pair: from here on listed tiles are priced
-constexpr double clearly_less = 0.9;   // of the best cost: what a layout must promise to be made, which costs time too
+constexpr double wasteful = 1.5;        // visited for each kept pair: from here on listed tiles are priced
+constexpr double clearly_less = 0.9;    // of the best cost: what a layout must promise to be made, which costs time too
+constexpr size_t small_layout = 65536;  // bytes: smaller blocks than its are made for any gain that they promise
 // What lists on a cache must promise on a GPU, of what blocks are expected to take there: with few queries in a tile
 // these take less than that (H200).
 constexpr double lists_promise = 0.8;
@@ -297,12 +298,13 @@ std::string Chooser::find_beaten(const Candidate& candidate, const Rival* rival,
     return coarse && loses_finer(*coarse, kernel, mark.us) ? beaten("with the blocks it would visit") : "";
 }
 
-// What it would visit must promise clearly less, for lists take time and memory; with what more rows cost, still less.
+// What it would visit must promise less; with what more rows cost, clearly less, for lists take time and memory, unless
+// they are short.
 bool Chooser::loses_finer(const Lowered& coarse, const Kernel& kernel, double us) {
     LayoutStats finer = measured_.at(make_finer_stats, coarse, kernel);
     if (loses(kernel, finer, us)) return true;
     finer.rows = measured_.at(coarse, kernel.owner() == Owner::keys).rows;
-    return loses(kernel, finer, clearly_less * us);
+    return loses(kernel, finer, coarse.bytes() <= small_layout ? us : clearly_less * us);
 }
 
 bool Chooser::loses(const Kernel& kernel, const LayoutStats& stats, double us) const {
