@@ -125,9 +125,8 @@ void Chooser::price_listed(std::vector<Candidate>& candidates, const Rival* riva
         const Mark own = best ? Mark{choice_us(*best), best->kernel->name} : rival->mark;
         const Mark* mark = rival && rival->mark.us < own.us ? &rival->mark : &own;
         listed.push_back({&kernel, Order::listed, ""});
-        const auto loses_with = [&](const LayoutStats& least) { return loses(kernel, least, clearly_less * mark->us); };
-        if (loses_with(make_least_stats(problem_, summary().counts, kernel, 1)) ||
-            loses_with(measured_.at(make_least_listed_stats, plain_or_coarser(plain), kernel)))
+        if (loses(kernel, make_least_stats(problem_, summary().counts, kernel, 1), clearly_less * mark->us) ||
+            loses_listed(plain_or_coarser(plain), kernel, mark->us))
             listed.back().refused = text("could not beat ", mark->name, " with what it would list");
         else
             price(listed.back(), rival, mark);
@@ -305,6 +304,15 @@ bool Chooser::loses_finer(const Lowered& coarse, const Kernel& kernel, double us
     if (loses(kernel, finer, us)) return true;
     finer.rows = measured_.at(coarse, kernel.owner() == Owner::keys).rows;
     return loses(kernel, finer, coarse.bytes() <= small_layout ? us : clearly_less * us);
+}
+
+// What listed tiles would visit must promise clearly less, too. Where all of their tokens stood at home as well, as most do,
+// they must still promise less.
+bool Chooser::loses_listed(const Lowered& plain, const Kernel& kernel, double us) {
+    LayoutStats listed = measured_.at(make_least_listed_stats, plain, kernel);
+    if (loses(kernel, listed, clearly_less * us)) return true;
+    listed.repeated = listed.gathered;
+    return loses(kernel, listed, us);
 }
 
 bool Chooser::loses(const Kernel& kernel, const LayoutStats& stats, double us) const {

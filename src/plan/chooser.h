@@ -80,6 +80,7 @@ private:
     std::string refuse_cache_lists(const Kernel& kernel);
     std::string find_beaten(const Candidate& candidate, const Rival* rival, const Mark& mark);
     bool loses_finer(const Lowered& coarse, const Kernel& kernel, double us);
+    bool loses_listed(const Lowered& plain, const Kernel& kernel, double us);
     bool loses(const Kernel& kernel, const LayoutStats& stats, double us) const;
     Counts counts(const Kernel& kernel, Order order);
     const Lowered& counted(const Kernel& kernel, Order order);
