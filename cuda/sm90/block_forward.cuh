@@ -133,10 +133,10 @@
 // whole pages take 2,650. What is left is the way of the rows: 4 instructions a copy took as long as 5.
 //
 // Few queries, 64 heads on 8, one query, L2 cold (H200, us): over 2,048 keys 14, of which 2.8 are an empty launch, over
-// 8,192 25, over 131,072 143; a tenth of the 64-blocks of 16,384 keys 13, of 131,072 29 (89 when blocks with keys that
-// nobody sees were waited for one by one, and parts looked for their runs one by one). Those over 8,192 and 131,072 have
-// tiles of 128 rows; with these the others take 16, 23 and 75. Tried and dropped: 32 parts asked for at once by the
-// kernel that joins them (+3 us over 8,192 keys); live keys of many runs' blocks looked up at once (dilated windows +3 %).
+// 8,192 22, over 32,768 49, over 131,072 137 (tiles of 128 rows take 25, 53 and 143); a tenth of the 64-blocks of 16,384
+// keys 13, of 131,072 29 (89 when blocks with keys that nobody sees were waited for one by one, and parts looked for
+// their runs one by one). Tried and dropped: 32 parts asked for at once by the kernel that joins them (+3 us over 8,192
+// keys); live keys of many runs' blocks looked up at once (dilated windows +3 %).
 //
 // Pieces hand on sums of floats. Both pieces of Sparse Transformer's strided attention (16 heads of 16K tokens, 247 us
 // on an H200) have 740 MB to move, 175 us at memory's rate, and 1.05 GB from L2 into tiles, as counted from their sizes.
