@@ -672,6 +672,34 @@ def test_numbers_that_are_tensors_are_numbers():
         assert torch.equal(sat.attention(q, k, v, TEXT, scale=scale), right)
 
 
+@pytest.mark.parametrize("number", [torch.tensor(0), np.array(0)])
+def test_a_number_may_be_another_one_in_the_next_call(number):
+    """As of a loop that counts in place: plans are found again by what the number was in the call."""
+    q, k, v, _ = operands()
+    for offset in range(3):
+        found = sat.attention(q[:, :5], k, v, STREAMING, q_offset=number)
+        assert torch.equal(found, sat.attention(q[:, :5], k, v, STREAMING, q_offset=offset))
+        number += 1
+    for call in (sat.attention, sat.float8_attention):
+        with pytest.raises(sa.DTypeError, match=r"q_offset is 2.0; accepted: an integer"):
+            call(q[:, :5], k, v, STREAMING, q_offset=2.0)  # an equal integer was there before
+
+
+def test_offsets_are_symbols_in_compiled_code():
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    q, counter = torch.randn(1, 40, 4, 16), CompileCounter()
+
+    def call(first):
+        return sat.attention(q[:, :5], q, q, "causal", q_offset=first)
+
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for first in range(2, 9):  # the second is the first that has a symbol
+        assert torch.equal(compiled(first), call(first))
+    assert counter.frame_count == 2
+
+
 def test_derivatives_that_go_forward_are_refused():
     """Not dropped without a word, as by a call that reads the memory of what it is given."""
     from torch.autograd import forward_ad

@@ -9,7 +9,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional
 
-from .._core import ArgumentError, Context, ShapeError, UnsupportedError, real
+from .._core import ArgumentError, Context, ShapeError, UnsupportedError, integer, real
 from .._patterns import Pattern, as_pattern
 from .._plans import find, make_plan
 from .._problem import sizes_of
@@ -409,14 +409,21 @@ def _attend(
 
 
 def with_numbers(scalars: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The scalars of the schema, whose scale and softcap may be numbers of any kind. Raises DTypeError for others."""
-    axes, scale, softcap, *others = scalars
-    if scale is None and softcap is None:
+    """The scalars of the schema as numbers of Python, whatever kinds of numbers they were: plans are found again by
+    them, and a tensor may hold another number in the next call. Raises DTypeError for what is no number."""
+    axes, scale, softcap, q_offset, head_dim_v, *others = scalars
+    if scale is None and softcap is None and q_offset is None and head_dim_v is None:
         return scalars
     refuse_gradients("call", "a number; what is learned may be a factor of q", scale=scale, softcap=softcap)
     scale = scale if scale is None else real(scale, "problem.scale")
     softcap = softcap if softcap is None else real(softcap, "problem.softcap")
-    return (axes, scale, softcap, *others)
+    q_offset, head_dim_v = _size(q_offset, "problem.q_offset"), _size(head_dim_v, "problem.head_dim_v")
+    return (axes, scale, softcap, q_offset, head_dim_v, *others)
+
+
+def _size(value: Any, argument: str) -> Any:
+    # torch.compile takes what operator.index was asked about for a constant, and compiles again for each other one.
+    return value if value is None or type(value) is int else integer(value, argument)
 
 
 def needs_gradients(q: Any, k: Any, v: Any, sink_logits: Any) -> bool:

@@ -913,7 +913,7 @@ def decode(
     Raises ArgumentError where q, sink_logits, scale, softcap or out requires a gradient, but for torch.no_grad(), and
     as attention.
     """
-    options = (axes, scale, softcap, reference, tf32)
+    options = (axes, scale, softcap, None, None, reference, tf32)
     given = {"sink_logits": sink_logits, "indices": indices, "index_counts": index_counts, "parents": parents}
     return outside_of_graphs(_decode, q, cache, pattern, counts, given, options, step, context, out, return_lse)
 
@@ -938,7 +938,7 @@ def _decode(
     refuse_gradients("cache", WITHOUT_GRADIENTS, q=q, sink_logits=sink_logits, out=out)
     refuse_transforms(q=q, sink_logits=sink_logits)
     q, given = _autocast(q, cache), given | {"sink_logits": wide_sinks(sink_logits)}
-    axes, scale, softcap, *flags = with_numbers(options)
+    axes, scale, softcap, _, _, *flags = with_numbers(options)  # positions and columns are those of the cache
     k, v, table = cache.k, cache.v, cache.page_table
     k_scales, v_scales = cache.k_scales, cache.v_scales
     is_ragged = q.dim() == 3
