@@ -175,6 +175,21 @@ def test_who_looks_on_in_backward_alone_changes_no_bit():
             assert (counter.get_total_flops() > 0) == (context is None)  # operators run in the default context
 
 
+@pytest.mark.parametrize("attend", [sat.attention, sat.float8_attention])
+def test_a_pattern_may_be_gone_before_backward(attend):
+    """Operators know a pattern by its name, which nobody finds when the pattern is gone. Of one that borrows arrays no
+    plan is remembered, which would keep it."""
+    q, k, v = operands()
+
+    def graded(pattern):
+        with FlopCounterMode(display=False):
+            out = attend(q, k, v, pattern())
+        return torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    found = graded(lambda: sa.mask(MASK, borrow=True))
+    assert all(map(torch.equal, found, graded(lambda: MASK)))
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_checkpoints_choose_whether_attention_is_computed_again(monkeypatch, is_kept):
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts

@@ -9,6 +9,7 @@ import torch
 
 from .._core import ArgumentError, ShapeError, UnsupportedError
 from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
+from ._operators import found_by
 from ._tensors import require_documents, require_tensor, split_mask, wide_sinks
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class _Float8Attention(torch.autograd.Function):
         out, lse = torch.ops.sparseattn.forward(*elements, *more, pattern, *scalars, backward, *factors, cu_q, cu_k)
         ctx.save_for_backward(*elements, *more, *factors, cu_q, cu_k, out, lse)
         ctx.pattern, ctx.scalars = pattern, scalars
+        if not torch.compiler.is_compiling():  # else the graph keeps the pattern
+            ctx.kept = found_by(pattern)  # until backward, which has its name alone
         ctx.dtypes = [x if x is None else x.dtype for x in (q, k, v)]
         ctx.set_materialize_grads(False)
         return out, lse

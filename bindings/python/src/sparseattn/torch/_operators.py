@@ -92,7 +92,7 @@ def _forward(
     """The operator; more is what else its schema has, without the last operands where they are None."""
     pattern, *options, backward = more[: NUM_SCALARS + 1]
     later = more[NUM_SCALARS + 1 :]
-    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), options, backward, documents=later[len(SCALES) :])
+    plan = plan_for(q, k, v, sink_logits, mask, found_by(pattern), options, backward, documents=later[len(SCALES) :])
     lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, later))}
     return plan.run(q, k, v, sink_logits=sink_logits, return_lse=True, **lists)
 
@@ -101,7 +101,7 @@ def _backward(dout: Any, dlse: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, 
     """The operator; more as in _forward. What a call has no gradient of, dv or dsink_logits, has no elements."""
     sink_logits, indices, index_counts, mask, pattern, *options = more
     scalars, later = options[: NUM_SCALARS - 1], options[NUM_SCALARS - 1 :]
-    plan = plan_for(q, k, v, sink_logits, mask, _named(pattern), scalars, True, documents=later[len(SCALES) :])
+    plan = plan_for(q, k, v, sink_logits, mask, found_by(pattern), scalars, True, documents=later[len(SCALES) :])
     lists = {"indices": indices, "index_counts": index_counts, **dict(zip(SCALES, later))}
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, *dsink = plan.backward(q, k, v, out, lse, dout, dlse=dlse, sink_logits=sink_logits, **lists)
@@ -162,7 +162,7 @@ def pattern_of(name: str) -> Pattern:
     return pattern_named(name)
 
 
-def _named(name: str) -> Any:
+def found_by(name: str) -> Any:
     """The same for a plan: a text is as good as its pattern, and found again without a parse."""
     return pattern_of(name) if name.startswith("#") else name
 
@@ -192,6 +192,7 @@ def _backward_fake(
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.scalars = inputs[NUM_OPERANDS : NUM_OPERANDS + NUM_SCALARS]
+    ctx.kept = found_by(ctx.scalars[0])  # the pattern, until backward, which has its name alone
     ctx.save_for_backward(*inputs[-2:], *inputs[:NUM_OPERANDS], *output)
     ctx.set_materialize_grads(False)
 
