@@ -4,6 +4,7 @@
 import functools
 import gc
 import itertools
+import signal
 import threading
 import weakref
 
@@ -63,6 +64,22 @@ def test_exceptions_come_out_as_they_were_raised(kind):
     assert caught.value is error and error.__cause__ is cause and asked == [0, 1, 2, 3]
     assert caught.traceback[-1].name == "keep"
     assert sa.predicate(lambda *_: 1, 1, 9).stats((1, 9)).pairs == 9  # the next call is as ever
+
+
+def test_what_a_signal_raises_between_two_questions_comes_out():
+    """The function is one of C's, so that Python runs the handler where it begins, or ends, to ask."""
+
+    def interrupt(*_):
+        raise Own("reason")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(20):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            with pytest.raises(Own, match="reason"):
+                sa.predicate(max, 1 << 12, 1 << 12)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_answers_without_truth_and_functions_that_are_none():

@@ -199,13 +199,13 @@ def predicate(keep: Callable[[int, int, int], Any], seq_q: int, seq_k: int, *, h
         raise DTypeError(message, "SPATTN_E_DTYPE", "keep")
     raised: list[BaseException] = []
 
-    @ffi.callback("spattn_keep_fn", error=-1)
+    def note(kind: Any, error: BaseException, traceback: Any) -> None:
+        raised.append(error.with_traceback(traceback))
+
+    # C cannot unwind. The handler of a signal raises where a function begins, too, ahead of any `try` that it has.
+    @ffi.callback("spattn_keep_fn", error=-1, onerror=note)
     def ask(_: Any, head: int, q: int, k: int) -> int:
-        try:
-            return 1 if keep(head, q, k) else 0
-        except BaseException as error:  # KeyboardInterrupt too: C cannot unwind
-            raised.append(error)
-            return -1
+        return 1 if keep(head, q, k) else 0
 
     def sample(*arguments: Any) -> int:
         status: int = lib.spattn_pattern_predicate(ask, ffi.NULL, *arguments)
