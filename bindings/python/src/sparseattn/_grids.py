@@ -89,16 +89,12 @@ def tile_order(sizes: Sequence[int], tile: Sequence[int]) -> NDArray[np.int64]:
     """The order of tokens in tiles, as numbers of tokens row after row, int64 [tokens]: x[:, order] has tile after tile
     what x [batch, tokens, ...] has row after row, and y[:, order.argsort()] is back in rows. sizes, tile as in grid.
 
-    Raises ArgumentError, ShapeError, DTypeError: .argument is "sizes", "tile" or "tile[axis]".
+    Raises ArgumentError, ShapeError, DTypeError: .argument is "axes", "sizes" or "tile", or such an entry.
     """
     shape = _integers(sizes, "sizes")
     of_tile = _integers(tile, "tile", len(shape))
-    split: list[int] = []
-    for axis, (size, part) in enumerate(zip(shape, of_tile)):
-        if part < 1 or size % part:
-            message = f"argument tile[{axis}] is {part}; accepted: divisors of {size}"
-            raise ArgumentError(message, "SPATTN_E_RANGE", f"tile[{axis}]")
-        split += [size // part, part]
+    grid(shape, ["full"] * len(shape), of_tile)  # which says what is wrong with them
+    split = [n for size, part in zip(shape, of_tile) for n in (size // part, part)]
     tiles_first = [*range(0, len(split), 2), *range(1, len(split), 2)]
     return np.arange(np.prod(shape, dtype=np.int64)).reshape(split).transpose(tiles_first).ravel()
 

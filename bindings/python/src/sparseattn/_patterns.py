@@ -218,7 +218,8 @@ class Pattern:
     def to_mask(self, extent: AnyExtent) -> NDArray[np.bool_]:
         """bool [batch, heads, seq_q, seq_k], True where kept."""
         whole = _whole(extent)
-        mask = np.empty((whole.batch, whole.heads, whole.seq_q, whole.seq_k), dtype=np.bool_)
+        sizes = whole.batch, whole.heads, whole.seq_q, whole.seq_k
+        mask = np.empty([max(1, size) for size in sizes], dtype=np.bool_)  # the library refuses others, by name
         check(lib.spattn_pattern_to_mask(self._handle, _c_extent(whole), tensor_out(mask, "out")))
         return mask
 
@@ -234,7 +235,7 @@ class Pattern:
     def to_csr(self, extent: AnyExtent, *, head: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """row_ptr int64 [seq_q + 1], col_idx int32 [pairs]: row q keeps col_idx[row_ptr[q] : row_ptr[q + 1]]."""
         whole, count, head = _whole(extent), ffi.new("int64_t *"), integer(head, "head")
-        row_ptr = np.empty(whole.seq_q + 1, dtype=np.int64)
+        row_ptr = np.empty(max(0, whole.seq_q) + 1, dtype=np.int64)
         ask = (lib.spattn_pattern_to_csr, self._handle, _c_extent(whole), head, tensor_out(row_ptr, "row_ptr"))
         _csr(*ask, None, count)
         col_idx = np.empty(count[0], dtype=np.int32)
@@ -402,8 +403,8 @@ def load(saved: Any) -> Pattern:
     """
     try:
         memory = ffi.from_buffer(saved)
-    except TypeError:
-        message = f"argument bytes is {type(saved).__name__}; accepted: bytes, or what has their buffer"
+    except (BufferError, TypeError, ValueError):  # there is no buffer, or one with gaps
+        message = f"argument bytes is {type(saved).__name__}; accepted: bytes, or what has their buffer, without gaps"
         raise DTypeError(message, "SPATTN_E_DTYPE", "bytes") from None
     return make_pattern(lib.spattn_pattern_load, memory, len(memory))
 
@@ -452,7 +453,8 @@ def per_batch(parts: Sequence[AnyPattern], part_of_batch: Sequence[int] | None =
 
 def _per(function: Any, parts: Sequence[AnyPattern], part_of: Sequence[int] | None, name: str, axis: str) -> Pattern:
     handles, kept = _handles(parts)
-    numbers = list(range(len(kept))) if part_of is None else [integer(part, name) for part in part_of]
+    choices = range(len(kept)) if part_of is None else entries(part_of, name, "a sequence of integers")
+    numbers = [integer(part, name) for part in choices]
     for at, number in enumerate(numbers):
         if not 0 <= number < len(kept):
             message = f"argument {name}[{at}] is {number}; accepted: 0 to {len(kept) - 1}, the number of a part"
