@@ -246,6 +246,20 @@ def test_errors_of_float8():
         assert caught.value.argument == argument, (argument, str(caught.value))
 
 
+def test_axes_of_tokens_may_count_from_the_last():
+    x = np.random.default_rng(4).standard_normal((2, 64, HEADS, DIM))
+    sharding = sa.Sharding("causal", 2, 1, seq=64, heads_q=HEADS, head_dim=DIM, split="zigzag")
+    assert sharding.ranges == [(16, 32), (32, 48)]
+    np.testing.assert_array_equal(sharding.local(x), x[:, 16:48])
+    np.testing.assert_array_equal(sharding.local(x, -3), x[:, 16:48])
+    np.testing.assert_array_equal(sharding.local(x.swapaxes(1, 2), 2), x.swapaxes(1, 2)[:, :, 16:48])
+    seen = x[:, : sharding.keys]
+    np.testing.assert_array_equal(sharding.own_of(seen, -3), sharding.own_of(seen))
+    for array, axis in [(x, 4), (x, -5), (x[:, :40], 1)]:
+        with pytest.raises(IndexError):
+            sharding.local(array, axis)
+
+
 def test_errors():
     sizes = {"seq": 64, "heads_q": HEADS, "head_dim": DIM}
     make = lambda ranks=2, rank=0, **more: sa.Sharding("full", ranks, rank, **{**sizes, **more})
@@ -257,6 +271,9 @@ def test_errors():
         (lambda: make(2, "one"), sa.DTypeError, "options.rank"),
         (lambda: make(65), sa.ArgumentError, "problem.seq_q"),
         (lambda: make(split="ring"), sa.ArgumentError, "split"),
+        (lambda: make(split=[(0, 32), (32, 64)]), sa.DTypeError, "split"),
+        (lambda: make(split=[[(0, 32, 1)], [(32, 64)]]), sa.DTypeError, "split"),
+        (lambda: make(split=None), sa.DTypeError, "split"),
         (lambda: make(split=[[(0, 64)]]), sa.ArgumentError, "split"),
         (lambda: make(split=[[(0, 64)], []]), sa.ArgumentError, "options.ranges"),
         (lambda: make(split=[[], []]), sa.ArgumentError, "options.ranges"),

@@ -11,6 +11,7 @@ from ._arrays import read_dtype, tensor_in, tensor_out
 from ._core import (
     ArgumentError,
     Context,
+    DTypeError,
     OfThisProcess,
     ShapeError,
     check,
@@ -175,11 +176,14 @@ class Sharding(OfThisProcess):
         return Peer(peer.tokens_sent, peer.tokens_received, sent, received, back_sent, back_received)
 
     def local(self, x: Any, axis: int = 1) -> Any:
-        """This rank's tokens of an array that has all of them along that axis."""
+        """This rank's tokens of an array that has all of them along that axis, which may count from the last one, -1.
+
+        Raises IndexError where there is no such axis, or it has not so many tokens.
+        """
         return self._join(x, axis, self.ranges)
 
     def own_of(self, x: Any, axis: int = 1) -> Any:
-        """This rank's tokens of an array that has those of `seen` along that axis."""
+        """This rank's tokens of an array that has those of `seen` along that axis. Raises as local."""
         own = [(place, place + end - begin) for place, (begin, end) in zip(self.places, self.ranges)]
         return self._join(x, axis, own)
 
@@ -286,8 +290,7 @@ class Sharding(OfThisProcess):
         return np.empty(size, np.uint8)
 
     def _join(self, x: Any, axis: int, ranges: list[tuple[int, int]]) -> Any:
-        before = [slice(None)] * axis
-        return np.concatenate([x[(*before, slice(*bounds))] for bounds in ranges], axis)
+        return np.take(x, np.concatenate([np.arange(*bounds) for bounds in ranges]), axis)
 
     def _tensor(self, array: Any, argument: str, writes: bool) -> Any:
         return tensor_out(array, argument) if writes else tensor_in(array, argument)
@@ -311,7 +314,11 @@ def _read_split(split: Any, ranks: int, rank: int) -> tuple[Any, Any]:
             raise ArgumentError(message, "SPATTN_E_ARGUMENT", "split")
         options.split = named[split]
         return options, None
-    of_all = [[(integer(begin, "split"), integer(end, "split")) for begin, end in of_rank] for of_rank in split]
+    try:
+        of_all = [[(integer(begin, "split"), integer(end, "split")) for begin, end in of_rank] for of_rank in split]
+    except (TypeError, ValueError):  # such as ranges that are not those of a rank
+        message = f"argument split is {split!r}; accepted: 'contiguous', 'zigzag', or of each rank [(begin, end), ...]"
+        raise DTypeError(message, "SPATTN_E_DTYPE", "split") from None
     if len(of_all) != ranks:
         message = f"argument split has ranges of {len(of_all)} ranks; accepted: of each of {ranks}"
         raise ArgumentError(message, "SPATTN_E_ARGUMENT", "split")
