@@ -147,7 +147,16 @@ def test_in_a_transformer_of_torch_and_compiled():
 def of_masks(**masks):
     """Of two texts of 5 tokens, and 4 heads."""
     layer = sat.BlockSparseMultiHeadAttention(32, 4)
-    return layer(*[torch.randn(5, 2, 32)] * 3, **{name: mask.bool() for name, mask in masks.items()})
+    return layer(*[torch.randn(5, 2, 32)] * 3, **masks)
+
+
+def of_shapes(*shapes):
+    layer = sat.BlockSparseMultiHeadAttention(32, 4)
+    return layer(*(None if shape is None else torch.randn(shape) for shape in shapes))
+
+
+def bools(*shape):
+    return torch.zeros(shape, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +173,18 @@ def of_masks(**masks):
             None,
             "attn_mask",
         ),
-        (lambda: of_masks(key_padding_mask=torch.zeros(3, 5)), sa.ShapeError, "key_padding_mask"),
-        (lambda: of_masks(key_padding_mask=torch.zeros(5, 2)), sa.ShapeError, "key_padding_mask"),
-        (lambda: of_masks(attn_mask=torch.zeros(5, 5, 5)), sa.ShapeError, "attn_mask"),
+        (lambda: of_masks(key_padding_mask=bools(3, 5)), sa.ShapeError, "key_padding_mask"),
+        (lambda: of_masks(key_padding_mask=bools(5, 2)), sa.ShapeError, "key_padding_mask"),
+        (lambda: of_masks(attn_mask=bools(5, 5, 5)), sa.ShapeError, "attn_mask"),
+        (lambda: of_masks(attn_mask=bools(2, 4, 5, 5)), sa.ShapeError, "attn_mask"),
+        (lambda: of_masks(attn_mask=bools(5)), sa.ShapeError, "attn_mask"),
+        (lambda: of_masks(attn_mask=bools(3, 5)), sa.ShapeError, "attn_mask"),
+        (lambda: of_masks(attn_mask=bools(8, 5, 4)), sa.ShapeError, "attn_mask"),
+        (lambda: of_masks(attn_mask=bools(5, 5).numpy()), sa.DTypeError, "attn_mask"),
+        (lambda: of_shapes((5, 2, 32), (5, 32), (5, 2, 32)), sa.ShapeError, "key"),
+        (lambda: of_shapes((5, 2, 32), (5, 2, 32), None), sa.DTypeError, "value"),
+        (lambda: sat.BlockSparseMultiHeadAttention(32, 4.0), sa.DTypeError, "num_heads"),
+        (lambda: sat.BlockSparseMultiHeadAttention("32", 4), sa.DTypeError, "embed_dim"),
     ],
 )
 def test_refusals(call, kind, argument):

@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import linear
 
 from .._analytic import bigbird, global_tokens
-from .._core import ArgumentError, ShapeError, UnsupportedError
+from .._core import ArgumentError, ShapeError, UnsupportedError, integers_of
 from .._patterns import Pattern, as_pattern
 from .._problem import sizes_of
 from ._attention import _attend, causal_of
-from ._tensors import with_mask
+from ._tensors import require_memory, require_tensor, with_mask
 
 if TYPE_CHECKING:
     from .._patterns import AnyPattern
@@ -52,6 +52,7 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
+        embed_dim, num_heads = integers_of(embed_dim=embed_dim, num_heads=num_heads)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             message = f"embed_dim is {embed_dim} and num_heads {num_heads}; accepted: a multiple, both positive"
             raise ArgumentError(message, "SPATTN_E_RANGE", "embed_dim")
@@ -95,14 +96,16 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
         without keys gets the bias of out_proj alone. The host reads masks: what stays the same belongs into the
         pattern. In compiled code one mask of both may be given, and masks are bool.
 
-        Raises UnsupportedError where need_weights is True or a mask holds other numbers.
+        Raises UnsupportedError where need_weights is True or a mask holds other numbers, ShapeError, DTypeError.
         """
         if need_weights:
             message = "need_weights is True; accepted: False, as weights are never computed as a whole"
             raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "need_weights")
-        if query.dim() not in (2, 3):
-            message = f"argument query has shape {list(query.shape)}; accepted: 2 axes, or 3 with a batch"
-            raise ShapeError(message, "SPATTN_E_SHAPE", "query")
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            require_tensor(x, name, takes_meta=True)
+            if x.dim() not in (2, 3) or x.dim() != query.dim():
+                message = f"argument {name} has shape {list(x.shape)}; accepted: 2 axes, or 3 with a batch, as of query"
+                raise ShapeError(message, "SPATTN_E_SHAPE", name)
         is_batch = query.dim() == 3
         if not is_batch:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -126,13 +129,16 @@ class BlockSparseMultiHeadAttention(torch.nn.Module):
     def _pattern_of_call(self, q: Any, k: Any, padding: Any, attn_mask: Any, is_causal: bool) -> tuple[Any, Any]:
         """The pattern, and a mask that remains beside it."""
         padding, attn_mask = _hidden(padding, "key_padding_mask"), _hidden(attn_mask, "attn_mask")
-        batch, seq_k = q.shape[0], k.shape[1]
+        batch, seq_q, seq_k = q.shape[0], q.shape[1], k.shape[1]
         if padding is not None and (padding.shape[-1] != seq_k or padding.numel() != batch * seq_k):
             message = f"argument key_padding_mask has shape {list(padding.shape)}; accepted: {[batch, seq_k]}"
             raise ShapeError(message, "SPATTN_E_SHAPE", "key_padding_mask")
-        if attn_mask is not None and attn_mask.dim() == 3 and attn_mask.shape[0] != batch * self.num_heads:
-            message = f"argument attn_mask has shape {list(attn_mask.shape)}; accepted: {batch * self.num_heads} masks"
-            raise ShapeError(f"{message}, or two axes for all of them", "SPATTN_E_SHAPE", "attn_mask")
+        if attn_mask is not None:
+            of_all = [batch * self.num_heads, seq_q, seq_k]
+            has_axes = attn_mask.dim() == 2 or attn_mask.dim() == 3 and attn_mask.shape[0] == of_all[0]
+            if not has_axes or attn_mask.shape[-1] != seq_k or attn_mask.shape[-2] not in (1, seq_q):
+                message = f"argument attn_mask has shape {list(attn_mask.shape)}; accepted: {of_all[1:]}, or {of_all}"
+                raise ShapeError(message, "SPATTN_E_SHAPE", "attn_mask")
         pattern = causal_of(self.pattern) if is_causal else self.pattern
         kept = None if padding is None else ~padding.reshape(batch, 1, 1, seq_k)
         if attn_mask is None:
@@ -155,7 +161,11 @@ def _named_pattern(pattern: AnyPattern, block_size: int) -> Pattern:
 
 def _hidden(mask: Any, name: str) -> Any:
     """The mask as bools, True where nothing is seen."""
-    if mask is None or mask.dtype == torch.bool:
+    if mask is None:
+        return mask
+    if not isinstance(mask, torch.Tensor):
+        require_memory(mask, name)
+    if mask.dtype == torch.bool:
         return mask
     if mask.is_floating_point() and not torch.compiler.is_compiling():  # there nobody can look at its numbers
         hidden = mask == float("-inf")
