@@ -10,7 +10,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import ROOT, ctrl_c
+from conftest import ROOT, Array, ctrl_c
 
 import sparseattn as sa
 
@@ -463,15 +463,17 @@ def test_a_learned_scale_is_refused_in_compiled_code():
         sat.float8_attention(q, q, q, "full", scale=scale)
 
 
-def test_masks_of_numpy_are_those_of_torch():
+@pytest.mark.parametrize("library", [np.asarray, Array])
+def test_masks_of_other_libraries_are_those_of_torch(library):
     q, k, v, _ = operands()
     for shape in ((40, 40), (2, 1, 1, 40), (2, 4, 1, 40), (2, 4, 40, 40)):
-        mask = np.random.default_rng(8).random(shape) < 0.6
-        expected = sat.attention(q, k, v, torch.from_numpy(mask))
+        values = np.random.default_rng(8).random(shape) < 0.6
+        mask, of_torch = library(values), torch.from_numpy(values)
+        expected = sat.attention(q, k, v, of_torch)
         assert torch.equal(sat.attention(q, k, v, mask), expected)
         x = [operand.detach() for operand in (q, k, v)]
         assert torch.equal(sat.plan(mask, *x).forward(*x), expected)
-        assert torch.equal(sat.float8_attention(*x, mask), sat.float8_attention(*x, torch.from_numpy(mask)))
+        assert torch.equal(sat.float8_attention(*x, mask), sat.float8_attention(*x, of_torch))
 
 
 def test_masks_are_compiled_as_operands():

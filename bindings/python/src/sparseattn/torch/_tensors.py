@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from .._arrays import FLOAT8, accepted_dtypes, make_tensor
+from .._arrays import FLOAT8, accepted_dtypes, as_array, make_tensor
 from .._core import (
     ArgumentError,
     Context,
@@ -23,7 +23,7 @@ from .._core import (
 )
 from .._frames import FORWARD, Frame
 from .._indexed import mask_of_keys
-from .._patterns import Pattern, as_pattern, per_document
+from .._patterns import Pattern, as_pattern, per_document, stands_for_pattern
 from .._plans import Plan, find
 from .._step import OTHER_NUMBERS
 
@@ -357,7 +357,10 @@ def _place_of(tensor: torch.Tensor) -> Any:
 
 
 def split_mask(pattern: Any) -> tuple[Any, torch.Tensor | None]:
-    """A pattern, and the bool tensor that stands for one, which may be NumPy's array: then the pattern is "full"."""
+    """A pattern, and the bool tensor that stands for one, which may be an array of any library: then the pattern is
+    "full"."""
+    if not isinstance(pattern, (Pattern, str, torch.Tensor, np.ndarray)) and stands_for_pattern(pattern):
+        pattern = as_array(pattern, "pattern")
     if isinstance(pattern, np.ndarray) and pattern.dtype == np.bool_:
         pattern = torch.from_numpy(pattern.copy())  # torch warns of arrays that may not be written
     return ("full", pattern) if isinstance(pattern, torch.Tensor) else (pattern, None)
