@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tensors of torch and gradients through autograd, against torch's own dense attention in float64."""
 
+import functools
 import gc
 import json
 import os
@@ -648,7 +649,14 @@ def test_transforms_of_torch_func_are_refused():
     """A function that serves them takes three times as long in every other call."""
     q = torch.randn(2, 8, 2, 8)
     gradient = torch.func.grad(lambda x: sat.attention(x, x, x, TEXT).sum())
-    for transform in (gradient, torch.vmap(lambda x: sat.attention(x, x, x, TEXT, axes="thd"))):
+    plan, (out, lse) = sat.plan(TEXT, q, q, q), sat.attention(q, q, q, TEXT, return_lse=True)
+    for transform in (
+        gradient,
+        torch.vmap(lambda x: sat.attention(x, x, x, TEXT, axes="thd")),
+        torch.vmap(lambda x: plan.forward(q, q, x.expand(2, -1, -1, -1))),
+        torch.vmap(lambda x: sat.attention_backward(q, q, q, out, lse, x.expand(2, -1, -1, -1), TEXT)[0]),
+        lambda x: torch.func.jvp(lambda y: plan.forward(q, y, q), (x,), (x,)),
+    ):
         with pytest.raises(sa.UnsupportedError, match="torch.func"):
             transform(q)
 
@@ -707,13 +715,19 @@ def test_derivatives_that_go_forward_are_refused():
     from torch.autograd import forward_ad
 
     q = torch.randn(2, 8, 2, 8)
+    plan, (out, lse) = sat.plan(TEXT, q, q, q), sat.attention(q, q, q, TEXT, return_lse=True)
+
+    def backward(**given):
+        return sat.attention_backward(**given, out=out, lse=lse, dout=out, pattern=TEXT)
+
     with forward_ad.dual_level():
-        assert torch.equal(sat.attention(q, q, q, TEXT), sa.attention(q, q, q, TEXT))
+        assert torch.equal(sat.attention(q, q, q, TEXT), out) and torch.equal(plan.forward(q, q, q), out)
         for name in ("q", "k", "v"):
             given = {"q": q, "k": q, "v": q, name: forward_ad.make_dual(q, torch.ones_like(q))}
-            with pytest.raises(sa.UnsupportedError, match="has a tangent") as caught:
-                sat.attention(**given, pattern=TEXT)
-            assert caught.value.argument == name
+            for call in (functools.partial(sat.attention, pattern=TEXT), plan.forward, backward):
+                with pytest.raises(sa.UnsupportedError, match="has a tangent") as caught:
+                    call(**given)
+                assert caught.value.argument == name
 
 
 @pytest.mark.skipif(IS_OLD, reason="compiled code of this torch does not see tangents")

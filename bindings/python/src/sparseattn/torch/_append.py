@@ -9,13 +9,13 @@ import torch
 
 from .._append import AppendCall, append_problem
 from .._core import ArgumentError, Context, required_context
-from ._attention import refuse_transforms
 from ._tensors import (
     code_of,
     context_of,
     note_write,
     outside_of_graphs,
     refuse_gradients,
+    refuse_transforms,
     require_tensor,
     stream_on,
     struct_of,

@@ -29,8 +29,10 @@ from ._tensors import (
     TensorPlan,
     broadcasts,
     context_of,
+    functorch_level,
     in_documents,
     refuse_gradients,
+    refuse_transforms,
     require_documents,
     require_mask,
     require_memory,
@@ -120,7 +122,6 @@ def once(gradients: tuple[torch.Tensor | None, ...], *operands: torch.Tensor | N
 
 
 num_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.maybe_current_level
 _is_tracing = torch._C._is_tracing
 _is_batch = torch._C._functorch.is_legacy_batchedtensor
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -141,7 +142,7 @@ def _is_eager(
         and (documents[0] is None or type(documents[0]) in PLAIN)
         and (documents[1] is None or type(documents[1]) in PLAIN)
         and not num_dispatch_modes()
-        and _functorch_level() is None
+        and functorch_level() is None
         and not _is_tracing()
         and forward_ad._current_level < 0
     )
@@ -280,6 +281,7 @@ def attention_backward(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor is not None or name != "v":
             require_tensor(tensor, name)
+    refuse_transforms(q=q, k=k, v=v, out=out, lse=lse, dout=dout, dlse=dlse, sink_logits=sink_logits)
     pattern, mask = split_mask(pattern)
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     options = (axes, scale, softcap, q_offset, head_dim_v, deterministic, reference, tf32)
@@ -478,18 +480,6 @@ def _make_plain_call(
     flags = False, backward, deterministic, reference, tf32  # False: without sink_logits
     plan: Any = make_plan(context, pattern, TensorPlan, device, dtype, shapes, *options, flags)
     return PlainCall(plan, return_lse)
-
-
-def refuse_transforms(**tensors: torch.Tensor | None) -> None:
-    if not torch.compiler.is_compiling() and _functorch_level() is not None:  # torch.compile cannot trace it
-        message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
-        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
-    if forward_ad._current_level < 0:
-        return
-    for name, tensor in tensors.items():
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            message = f"argument {name} has a tangent, and derivatives that go forward are not offered"
-            raise UnsupportedError(f"{message}; accepted: backward() and grad()", "SPATTN_E_UNSUPPORTED", name)
 
 
 # Older releases of torch do not tell graphs that are exported from those that are compiled.

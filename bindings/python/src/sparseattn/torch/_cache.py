@@ -19,7 +19,7 @@ from .._plans import find
 from .._problem import sizes_of
 from .._step import OTHER_NUMBERS, Step, StepOfCaches, refuse_other
 from ._append import WITHOUT_GRADIENTS, Append
-from ._attention import num_dispatch_modes, refuse_transforms, with_numbers
+from ._attention import num_dispatch_modes, with_numbers
 from ._tensors import (
     TensorPlan,
     change_of,
@@ -28,6 +28,7 @@ from ._tensors import (
     note_of,
     outside_of_graphs,
     refuse_gradients,
+    refuse_transforms,
     require_memory,
     wide_sinks,
 )

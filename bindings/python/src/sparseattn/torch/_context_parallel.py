@@ -21,11 +21,11 @@ from .._core import ArgumentError, OfThisProcess, ShapeError, SparseAttentionErr
 from .._patterns import as_pattern
 from .._plans import options_of
 from .._sharding import Sharding
-from ._attention import autocast, needs_gradients, once, refuse_transforms, with_numbers
+from ._attention import autocast, needs_gradients, once, with_numbers
 from ._float8 import largest_of, rounded_by
 from ._operators import SCALES
 from ._sharding import TensorSharding
-from ._tensors import context_of, keep_for_graphs, refuse_gradients, require_tensor, wide_sinks
+from ._tensors import context_of, keep_for_graphs, refuse_gradients, refuse_transforms, require_tensor, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal

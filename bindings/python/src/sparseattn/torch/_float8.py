@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from .._core import ArgumentError, ShapeError, UnsupportedError
-from ._attention import autocast, name_of, needs_gradients, refuse_transforms, with_numbers
+from ._attention import autocast, name_of, needs_gradients, with_numbers
 from ._operators import found_by
-from ._tensors import require_documents, require_tensor, split_mask, wide_sinks
+from ._tensors import refuse_transforms, require_documents, require_tensor, split_mask, wide_sinks
 
 if TYPE_CHECKING:
     from typing import Literal, TypedDict

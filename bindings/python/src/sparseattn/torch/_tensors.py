@@ -7,6 +7,7 @@ from typing import Any, Sequence
 
 import numpy as np
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch.autograd.graph import increment_version
 
 from .._arrays import FLOAT8, accepted_dtypes, as_array, make_tensor
@@ -16,6 +17,7 @@ from .._core import (
     DTypeError,
     ResourceError,
     ShapeError,
+    UnsupportedError,
     context_with,
     default_context,
     ffi,
@@ -95,6 +97,22 @@ def refuse_gradients(who: str, accepted: str, **tensors: Any) -> None:
                 raise ArgumentError(message, "SPATTN_E_ARGUMENT", name)
 
 
+functorch_level = torch._C._functorch.maybe_current_level
+
+
+def refuse_transforms(**tensors: Any) -> None:
+    """Raises UnsupportedError inside of a transform of torch.func, and for a tensor with a tangent, which would be lost."""
+    if not torch.compiler.is_compiling() and functorch_level() is not None:  # torch.compile cannot trace it
+        message = "transforms of torch.func are not offered; accepted: autograd, torch.compile, torch.export"
+        raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", "q")
+    if forward_ad._current_level < 0:
+        return
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
+            message = f"argument {name} has a tangent, and derivatives that go forward are not offered"
+            raise UnsupportedError(f"{message}; accepted: backward() and grad()", "SPATTN_E_UNSUPPORTED", name)
+
+
 def wide_sinks(sink_logits: Any) -> Any:
     """Learned sinks as the library takes them: those of 16 bits, as of a model that was cast as a whole, as float32."""
     if isinstance(sink_logits, torch.Tensor) and sink_logits.dtype in (torch.bfloat16, torch.float16):
@@ -117,7 +135,8 @@ _KEEPS_GRADIENTS = "sparseattn.torch.attention, or a call under torch.no_grad()"
 class TensorPlan(Plan):
     """A plan whose arrays are tensors of one device; else as Plan.
 
-    Autograd does not see it: forward refuses tensors that require a gradient, but for torch.no_grad().
+    Autograd does not see it: forward refuses tensors that require a gradient, but for torch.no_grad(), those with a
+    tangent, and transforms of torch.func.
     """
 
     _float32 = torch.float32
@@ -166,6 +185,7 @@ class TensorPlan(Plan):
     ) -> Any:
         scales = {"q_scales": q_scales, "k_scales": k_scales, "v_scales": v_scales}
         refuse_gradients("plan", _KEEPS_GRADIENTS, q=q, k=k, v=v, sink_logits=sink_logits, out=out, **scales)
+        refuse_transforms(q=q, k=k, v=v, sink_logits=sink_logits, out=out, **scales)
         lists = {"indices": indices, "index_counts": index_counts, "sink_logits": sink_logits}
         lists |= {"starts": starts, "parents": parents, "page_table": page_table, "query_offsets": query_offsets}
         results = {"out": out, "return_lse": return_lse, "return_max_logits": return_max_logits}
