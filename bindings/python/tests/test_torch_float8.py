@@ -359,6 +359,10 @@ def test_float8_attention_names_what_is_wrong():
     calls = [
         (sa.DTypeError, "q", lambda: sat.float8_attention([1.0], k, v, TEXT)),
         (sa.DTypeError, "v", lambda: sat.float8_attention(q, k, 3, TEXT)),
+        (sa.DTypeError, "k", lambda: sat.float8_attention(q, k.int(), v, TEXT)),
+        (sa.DTypeError, "q", lambda: sat.float8_attention(*(x.to(FLOAT8) for x in (q, k, v)), TEXT)),
+        (sa.DTypeError, "x", lambda: sat.to_float8(q.int())),
+        (sa.DTypeError, "x", lambda: sat.to_float8(q.to(FLOAT8))),
         (sa.ShapeError, "v", lambda: sat.float8_attention(q, k, v[:, 1:], TEXT)),
         (sa.ArgumentError, "scales", lambda: sat.float8_attention(q, k, v, TEXT, scales="tensor")),
         (sa.DTypeError, "sink_logits", lambda: sat.float8_attention(q, k, v, TEXT, sink_logits=torch.ones(4).double())),

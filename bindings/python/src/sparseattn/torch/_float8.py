@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from .._core import ArgumentError, ShapeError, UnsupportedError
+from .._core import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from ._attention import autocast, name_of, needs_gradients, with_numbers
 from ._operators import found_by
 from ._tensors import refuse_transforms, require_documents, require_tensor, split_mask, wide_sinks
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         cu_q: torch.Tensor | None
         cu_k: torch.Tensor | None
 
+_ROUNDED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _LARGEST, _LEAST_SCALE = 448.0, 2.0**-126
 _FRACTION = 0x7FFFFF  # bits of a float32
 _ROWS = {"bshd": 1, "bhsd": 2, "thd": 0}  # the axis of tokens
@@ -44,7 +45,7 @@ def to_float8(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x as torch.float8_e4m3fn, and what its elements are to be multiplied by, as attention takes both.
 
-    x       [batch, seq, heads, head_dim], or as axes says, of any floating dtype
+    x       [batch, seq, heads, head_dim], or as axes says, float32, float16, bfloat16 or float64
     scales  "heads": each head of a batch entry has one, so that attention is fastest. "rows": each row of a token and
             head has one, so that a token that is loud takes no digits from others
 
@@ -63,7 +64,7 @@ def largest_of(x: torch.Tensor, axes: str, scales: str) -> torch.Tensor:
 
     Raises what to_float8 raises.
     """
-    require_tensor(x, "x", takes_meta=True)
+    _require_floats(x, "x", takes_meta=True)
     if axes not in _ROWS:
         raise ArgumentError(f"argument axes is {axes!r}; accepted: {', '.join(_ROWS)}", "SPATTN_E_RANGE", "axes")
     if scales not in ("heads", "rows"):
@@ -79,6 +80,14 @@ def largest_of(x: torch.Tensor, axes: str, scales: str) -> torch.Tensor:
     x = x.float() if x.dtype == torch.float64 else x
     largest: torch.Tensor = torch.linalg.vector_norm(x, float("inf"), over, keepdim=True, dtype=torch.float32)
     return largest
+
+
+def _require_floats(x: Any, argument: str, takes_meta: bool) -> None:
+    """Raises DTypeError, ArgumentError for what is no tensor of floats that may be rounded."""
+    require_tensor(x, argument, takes_meta)
+    if x.dtype not in _ROUNDED:
+        accepted = ", ".join(map(str, _ROUNDED))
+        raise DTypeError(f"argument {argument} is {x.dtype}; accepted: {accepted}", "SPATTN_E_DTYPE", argument)
 
 
 def rounded_by(x: torch.Tensor, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,15 +196,16 @@ def float8_attention(
     Gradients are those of the rounded operands, handed on as if nothing had been rounded: a straight-through estimator
     (https://arxiv.org/abs/1308.3432). Of q, k and v, backward keeps a byte an element, and scales.
 
-    q       [batch, seq_q, heads_q, head_dim], as in attention, of any floating dtype; out has it, too, computed in
-            bfloat16
+    q       [batch, seq_q, heads_q, head_dim], as in attention, float32, float16, bfloat16 or float64, as are k and v;
+            out has its dtype, too, computed in bfloat16. What is of float8 already goes to attention
     scales  of to_float8, which rounds
 
     All else as in attention, under torch.compile, too. DTensors are refused.
     """
     for name, tensor in (("q", q), ("k", k), ("v", v), ("sink_logits", sink_logits)):
+        check = require_tensor if name == "sink_logits" else _require_floats
         if tensor is not None or name in ("q", "k"):
-            require_tensor(tensor, name, takes_meta=True)
+            check(tensor, name, takes_meta=True)
         if hasattr(tensor, "device_mesh"):
             message = f"argument {name} is a DTensor; accepted: the tensor of a device, as of to_local()"
             raise UnsupportedError(message, "SPATTN_E_UNSUPPORTED", name)
