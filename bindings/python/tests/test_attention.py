@@ -396,7 +396,7 @@ def test_numbers_are_typed_and_named(call, kind, argument):
 
 
 def test_contexts_refuse_what_is_not_there():
-    for device in ("tpu", "cuda:x", 3):
+    for device in ("tpu", "cuda:x", "cuda:²", "cuda:9999999999", "cpu:", 3):
         with pytest.raises(sa.ArgumentError) as caught:
             sa.Context(device)
         assert caught.value.argument == "options.device"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import threading
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -257,13 +258,12 @@ class Context(OfThisProcess):
 
 
 def _read_device(text: str) -> tuple[int, int]:
-    name, _, index = text.partition(":") if isinstance(text, str) else ("", "", "")
-    kinds = {"cpu": lib.SPATTN_CPU, "cuda": lib.SPATTN_CUDA}
-    if name not in kinds or not (index or "0").isdigit():
+    found = re.fullmatch("(cpu|cuda)(?::([0-9]{1,9}))?", text) if isinstance(text, str) else None
+    if found is None:
         raise ArgumentError(
             f"Context: device is {text!r}; accepted: 'cpu', 'cuda', 'cuda:N'", argument="options.device"
         )
-    return kinds[name], int(index or 0)
+    return lib.SPATTN_CPU if found[1] == "cpu" else lib.SPATTN_CUDA, int(found[2] or 0)
 
 
 _defaults: dict[tuple[str, int], Context] = {}  # by device and threads
