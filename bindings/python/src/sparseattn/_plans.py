@@ -265,7 +265,8 @@ class Plan(OfThisProcess):
         page_table    int32 or int64 [batch, seq_k / page_size], in a plan with a page_size: token t of entry b is token
                       t % page_size of page page_table[b, t // page_size]. Entries that no query needs may hold
                       anything. k is then [pages, page_size, heads_kv, head_dim], with "bhsd" [pages, heads_kv,
-                      page_size, head_dim], and v the same with head_dim_v, of any number of pages
+                      page_size, head_dim], and v the same with head_dim_v, of any number of pages. From one page to the
+                      next are as many rows in v as in k, as where neither is a view
         query_offsets int32 or int64 [batch + 1], in a plan with starts and "thd": queries query_offsets[b] up to
                       query_offsets[b + 1] are those of entry b, none or any number; those around all see nothing
         q_scales      float32 [batch, seq_q, heads_q], as q without head_dim, in a plan whose dtype is float8: what the
