@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "core/cancel.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 
 namespace spattn {
@@ -10,18 +12,19 @@ namespace {
 // nothing. Calls that are shorter never ask.
 constexpr std::chrono::milliseconds between_questions(20);
 
-// One in so many calls of check_cancelled() reads the clock: a row of a plan may take less time than that does. Where
-// that many rows took long, each call does.
+// One in so many calls of check_cancelled() reads the clock: a row of a plan may take less time than that does. The
+// first calls all do, and so do those after a look that found long rows, until rows have shown to be short.
 constexpr unsigned most_calls_between_looks = 32;
 constexpr std::chrono::milliseconds long_rows(1);
 
 thread_local CancelHook* of_thread = nullptr;
-thread_local unsigned calls_until_look = 0;
 }  // namespace
 
 bool CancelHook::says_end() {
     const Clock::time_point now = Clock::now();
-    looks_often_ = now - looked_ > long_rows;
+    calls_between_looks_ =
+        now - looked_ > long_rows ? 1 : std::min(2 * calls_between_looks_, most_calls_between_looks);
+    calls_until_look_ = calls_between_looks_;
     looked_ = now;
     if (now - asked_ < between_questions) return false;
     asked_ = now;
@@ -41,10 +44,7 @@ CancelScope::CancelScope(spattn_cancel_fn ask, void* user, const char* argument)
 CancelScope::~CancelScope() { of_thread = before_; }
 
 void check_cancelled() {
-    if (!of_thread || calls_until_look-- > 0) return;
-    const bool is_end = of_thread->says_end();
-    calls_until_look = of_thread->looks_often() ? 0 : most_calls_between_looks - 1;
-    if (is_end) of_thread->fail();
+    if (of_thread && of_thread->is_due() && of_thread->says_end()) of_thread->fail();
 }
 
 bool CancellableParallel::is_cancelled() {

@@ -18,7 +18,8 @@ public:
     CancelHook(spattn_cancel_fn ask, void* user, const char* argument) : ask_(ask), user_(user), argument_(argument) {}
     explicit operator bool() const { return ask_ != nullptr; }
     bool says_end();
-    bool looks_often() const { return looks_often_; }  // whether its last two looks at the clock lie far apart
+    // Counts calls that do little: whether this one is to look at the clock, through says_end().
+    bool is_due() { return --calls_until_look_ == 0; }
     [[noreturn]] void fail() const;
 
 private:
@@ -28,7 +29,7 @@ private:
     void* const user_;
     const char* const argument_;
     Clock::time_point asked_ = Clock::now(), looked_ = asked_;
-    bool looks_often_ = false;
+    unsigned calls_between_looks_ = 1, calls_until_look_ = 1;
 };
 
 // For work without tasks, as that on a plan or on a question about a pattern: while this object lives, its thread's
@@ -46,8 +47,20 @@ private:
 };
 
 // Fails with SPATTN_E_CANCELLED where the hook of this thread's scope wants the call to end. Loops over rows, of blocks
-// or of tokens, call it once a row.
+// or of tokens, call it once a row, and so do others whose length a caller chooses, once a step: a call costs nanoseconds.
 void check_cancelled();
+
+// For loops whose steps take about a nanosecond, and may be very many: one step in so many calls check_cancelled().
+class Pace {
+public:
+    void step() {
+        if (++steps_ % steps_between_calls == 0) check_cancelled();
+    }
+
+private:
+    static constexpr uint32_t steps_between_calls = 1 << 12;
+    uint32_t steps_ = 0;
+};
 
 // The threads of a context for one call, which ends early where the context's hook says so. The hook is asked on the
 // thread that made this object and made the call: a host's signals are its own thread's matter.
