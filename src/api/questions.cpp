@@ -5,11 +5,10 @@
 #include "api/args.h"
 #include "api/guard.h"
 #include "api/stats.h"
-#include "core/cancel.h"
 #include "layout/image.h"
 #include "layout/layout.h"
 #include "layout/quadrants.h"
-#include "pattern/intervals.h"
+#include "pattern/key_walk.h"
 
 using namespace spattn;
 
@@ -30,17 +29,13 @@ Question ask(const spattn_pattern* pattern, const spattn_extent* extent) {
 // What lets the caller end work on the question while it lives.
 CancelScope scope_of(const Question& q) { return {q.cancel, q.cancel_user, "extent.cancel"}; }
 
-// One row of a mask. Rows that lie tight are filled by whole intervals.
-void write_row(const Intervals& kept, uint8_t* row, int64_t keys, int64_t stride) {
-    if (stride == 1) {
-        std::memset(row, 0, size_t(keys));
-        for (const Interval& i : kept) std::memset(row + i.begin, 1, size_t(i.end - i.begin));
-        return;
-    }
-    for (int64_t k = 0; k < keys; ++k) row[k * stride] = 0;
-    for (const Interval& i : kept) {
-        for (int64_t k = i.begin; k < i.end; ++k) row[k * stride] = 1;
-    }
+// Some keys of a row of a mask. Those that lie tight are filled at once.
+void write_keys(const Interval& keys, uint8_t value, uint8_t* row, int64_t stride) {
+    visit_pieces(keys, [&](const Interval& piece) {
+        if (stride == 1) std::memset(row + piece.begin, value, size_t(piece.end - piece.begin));
+        else
+            for (int64_t k = piece.begin; k < piece.end; ++k) row[k * stride] = value;
+    });
 }
 
 void write_mask(const Pattern& pattern, const Extent& extent, const HostTensor& out) {
@@ -49,21 +44,21 @@ void write_mask(const Pattern& pattern, const Extent& extent, const HostTensor& 
         for (plane.head = 0; plane.head < extent.heads; ++plane.head) {
             auto* rows = static_cast<uint8_t*>(out.data) + plane.batch * out.strides[0] + plane.head * out.strides[1];
             for (int64_t row = 0; row < extent.seq_q; ++row) {
-                check_cancelled();
-                kept.clear();
-                pattern.keys(plane, row, {0, extent.seq_k}, kept);
-                write_row(kept, rows + row * out.strides[2], extent.seq_k, out.strides[3]);
+                uint8_t* const keys = rows + row * out.strides[2];
+                write_keys({0, extent.seq_k}, 0, keys, out.strides[3]);
+                for (KeyWalk walk(pattern, plane, row, {0, extent.seq_k}, kept); walk.next();)
+                    for (const Interval& i : kept) write_keys(i, 1, keys, out.strides[3]);
             }
         }
     }
 }
 
 template <class Index>
-void write_columns(const Intervals& kept, void* columns, int64_t stride, int64_t at) {
+void write_columns(const Interval& kept, void* columns, int64_t stride, int64_t at) {
     auto* to = static_cast<Index*>(columns);
-    for (const Interval& i : kept) {
-        for (int64_t k = i.begin; k < i.end; ++k) to[at++ * stride] = Index(k);
-    }
+    visit_pieces(kept, [&](const Interval& piece) {
+        for (int64_t k = piece.begin; k < piece.end; ++k) to[at++ * stride] = Index(k);
+    });
 }
 
 // Where a row of CSR goes; either tensor may be absent.
@@ -74,19 +69,18 @@ struct CsrTarget {
 
 // Visits all rows: the number of kept pairs; writes what is asked for.
 int64_t walk_csr(const Pattern& pattern, const Plane& plane, const CsrTarget& csr) {
+    const auto write =
+        csr.col_idx && csr.col_idx->dtype.bits == 32 ? write_columns<int32_t> : write_columns<int64_t>;
     int64_t pairs = 0;
     Intervals kept;
     for (int64_t row = 0; row <= plane.extent.seq_q; ++row) {
         if (csr.row_ptr) static_cast<int64_t*>(csr.row_ptr->data)[row * csr.row_ptr->strides[0]] = pairs;
         if (row == plane.extent.seq_q) break;
-        check_cancelled();
-        kept.clear();
-        pattern.keys(plane, row, {0, plane.extent.seq_k}, kept);
-        if (csr.col_idx) {
-            const auto write = csr.col_idx->dtype.bits == 32 ? write_columns<int32_t> : write_columns<int64_t>;
-            write(kept, csr.col_idx->data, csr.col_idx->strides[0], pairs);
-        }
-        for (const Interval& i : kept) pairs += i.end - i.begin;
+        for (KeyWalk walk(pattern, plane, row, {0, plane.extent.seq_k}, kept); walk.next();)
+            for (const Interval& i : kept) {
+                if (csr.col_idx) write(i, csr.col_idx->data, csr.col_idx->strides[0], pairs);
+                pairs += i.end - i.begin;
+            }
     }
     return pairs;
 }
@@ -134,7 +128,9 @@ spattn_status spattn_pattern_stats(const spattn_pattern* pattern, const spattn_e
 spattn_status spattn_pattern_keeps(const spattn_pattern* pattern, const spattn_extent* extent, int64_t batch,
                                    int64_t head, int64_t q, int64_t k, int32_t* result) {
     return guard(__func__, [&] {
-        const Extent e = ask(pattern, extent).extent;
+        const Question question = ask(pattern, extent);
+        const Extent& e = question.extent;
+        const CancelScope scope = scope_of(question);
         require_range(batch, 0, e.batch - 1, "batch");
         require_range(head, 0, e.heads - 1, "head");
         require_range(q, 0, e.seq_q - 1, "q");

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "core/cancel.h"
 #include "core/error.h"
 #include "layout/head_kinds.h"
 #include "layout/fill.h"
@@ -124,6 +125,7 @@ private:
 
     void walk(const Plane& plane, int64_t row, int32_t begin, int32_t end) {
         for (int32_t column = begin; column < end;) {
+            check_cancelled();
             key_.clear();
             bool known = true;
             const Block block{row, layout_.block_q, int64_t(column) * layout_.block_k, layout_.block_k};
@@ -161,13 +163,18 @@ private:
             entries_.push_back({column, count, mask, -1, -1});
     }
 
+    // Some columns at a time: a row that keeps a key in two lists very many intervals.
     void take_rest(const Plane& plane, int64_t row, int32_t column, int32_t end) {
-        const int32_t first = bits_.size();
-        bits_.fill_rest(plane, row, column, end);
-        for (int32_t slot = first; slot < bits_.size(); ++slot)
-            entries_.push_back({bits_.column(slot), 1, unresolved, -1, slot});
-        std::sort(entries_.end() - (bits_.size() - first), entries_.end(),
-                  [](const Entry& a, const Entry& b) { return a.first < b.first; });
+        constexpr int32_t most_columns = 1 << 16;
+        for (int32_t next; column < end; column = next) {
+            next = end - column > most_columns ? column + most_columns : end;
+            const int32_t first = bits_.size();
+            bits_.fill_rest(plane, row, column, next);
+            for (int32_t slot = first; slot < bits_.size(); ++slot)
+                entries_.push_back({bits_.column(slot), 1, unresolved, -1, slot});
+            std::sort(entries_.end() - (bits_.size() - first), entries_.end(),
+                      [](const Entry& a, const Entry& b) { return a.first < b.first; });
+        }
     }
 
     // Gives every computed mask its id, and tells it to the memo.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "layout/columns.h"
 
+#include "core/cancel.h"
 #include "layout/tables.h"
 
 namespace spattn {
@@ -12,7 +13,9 @@ std::optional<std::vector<Slice>> find_distinct(const Slice* slices, int32_t row
     std::vector<bool> is_known(runs);
     std::vector<Slice> distinct;
     distinct.reserve(size_t(rows) / 2);
+    Pace pace;
     for (int32_t row = 0; row < rows; ++row) {
+        pace.step();
         if (slices[row].begin == slices[row].end || is_known[slices[row].begin]) continue;
         if (2 * (distinct.size() + 1) > size_t(rows)) return {};
         is_known[slices[row].begin] = true;
@@ -29,9 +32,11 @@ struct Signature {
 };
 
 std::vector<Signature> sign_columns(const std::vector<Slice>& lists, const std::vector<Run>& runs, int32_t columns) {
-    std::vector<Signature> signatures(size_t(columns) + 1);  // first as differences between neighbours
+    std::vector<Signature> signatures = make_table<Signature>(size_t(columns) + 1);  // first as differences between neighbours
+    Pace pace;
     for (size_t list = 0; list < lists.size(); ++list)
         for (int32_t r = lists[list].begin; r < lists[list].end; ++r) {
+            pace.step();
             const uint64_t hash = add_to_hash(list + 1, uint32_t(runs[r].mask));
             const uint64_t low = finish_hash(hash), high = finish_hash(~hash);
             Signature &first = signatures[runs[r].first], &end = signatures[runs[r].first + runs[r].count];
@@ -39,6 +44,7 @@ std::vector<Signature> sign_columns(const std::vector<Slice>& lists, const std::
             end.low -= low, end.high -= high;
         }
     for (int32_t c = 1; c < columns; ++c) {
+        pace.step();
         signatures[c].low += signatures[c - 1].low;
         signatures[c].high += signatures[c - 1].high;
     }
@@ -48,9 +54,11 @@ std::vector<Signature> sign_columns(const std::vector<Slice>& lists, const std::
 // Numbers kinds as they first appear; firsts_before[c] of them appear left of column c.
 std::vector<int32_t> number_kinds(const std::vector<Signature>& signatures, std::vector<int32_t>& kind_of) {
     const int32_t columns = int32_t(signatures.size()) - 1;
-    std::vector<int32_t> firsts_before(signatures.size()), firsts;
+    std::vector<int32_t> firsts_before = make_table<int32_t>(signatures.size()), firsts;
     HashIndex index;
+    Pace pace;
     for (int32_t c = 0; c < columns; ++c) {
+        pace.step();
         firsts_before[c] = int32_t(firsts.size());
         const auto is_same = [&](int32_t kind) { return signatures[firsts[kind]] == signatures[c]; };
         int32_t kind = index.find(signatures[c].low, is_same);
@@ -77,7 +85,7 @@ std::optional<ColumnKinds> find_column_kinds(const Slice* slices, int32_t rows, 
 
     result.lists.rows = rows;
     SliceTable table(result.lists);
-    std::vector<Slice> narrow(runs.size());  // of the slice that begins at a run
+    std::vector<Slice> narrow = make_table<Slice>(runs.size());  // of the slice that begins at a run
     for (Slice slice : *distinct) {
         for (int32_t r = slice.begin; r < slice.end; ++r) {
             const int32_t first = before[runs[r].first], end = before[runs[r].first + runs[r].count];

@@ -205,11 +205,13 @@ void add_rows(Counts& total, const RowCounts& row, int64_t heads) {
 // For layouts in which every query stands in one tile: what it keeps there is all that it keeps.
 void count_homes(const Layout& layout, const Slice* slices, int64_t heads, RowCounter& counter, Counts& total) {
     const Axis& queries = layout.queries;
+    Pace pace;
     for (int32_t tile = 0, residue = 0; tile < layout.by_query.rows; ++residue) {
         const int64_t seq = std::max<int64_t>(layout.extent.seq_q - residue, 0);
         for (int64_t left = ceil_div(seq, queries.modulus), at = 0; at < queries.residue_tiles; ++at, ++tile) {
             const int32_t tokens = int32_t(std::min<int64_t>(layout.block_q, left));
             left -= tokens;
+            pace.step();
             if (tokens == 0) {
                 add_blocks(total, {}, layout.by_key.rows, heads);
                 continue;
@@ -329,6 +331,7 @@ Counts count(const std::vector<const Layout*>& pieces) {
     const Extent& extent = pieces[0]->extent;
     std::map<std::vector<int32_t>, int64_t> heads;  // by their kind in each piece
     for (size_t head = 0; head < pieces[0]->kind_of_head.size(); ++head) {
+        check_cancelled();
         std::vector<int32_t> head_kinds;
         for (const Layout* piece : pieces) head_kinds.push_back(piece->kind_of_head[head]);
         ++heads[head_kinds];

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "core/cancel.h"
 #include "layout/tables.h"
+#include "pattern/key_walk.h"
 
 namespace spattn {
 
@@ -25,7 +25,7 @@ size_t count_common(const Intervals& a, const Intervals& b) {
 BlockRowBits::BlockRowBits(const Pattern& pattern, const Extent& extent, int32_t block_q, int32_t block_k)
     : pattern_(pattern), seq_q_(extent.seq_q), seq_k_(extent.seq_k), block_q_(block_q), block_k_(block_k),
       words_(words_for(int64_t(block_q) * block_k)),
-      slot_of_(size_t((extent.seq_k + block_k - 1) / block_k), no_slot) {}
+      slot_of_(make_table(size_t((extent.seq_k + block_k - 1) / block_k), no_slot)) {}
 
 void BlockRowBits::clear() {
     for (int32_t column : columns_) slot_of_[column] = no_slot;
@@ -47,9 +47,11 @@ Interval BlockRowBits::span(int32_t first, int32_t last) const {
 
 void BlockRowBits::fill(const Plane& plane, int64_t row) {
     if (columns_.empty()) return;
-    intervals_.clear();
-    pattern_.keys(plane, row, span(columns_.front(), columns_.back()), intervals_);
-    if (intervals_.size() <= few_intervals * columns_.size()) return fill_slots(plane, row, 0, columns_.size());
+    const size_t few = few_intervals * columns_.size();
+    size_t intervals = 0;
+    KeyWalk walk(pattern_, plane, row, span(columns_.front(), columns_.back()), intervals_);
+    while (intervals <= few && walk.next()) intervals += intervals_.size();
+    if (intervals <= few) return fill_slots(plane, row, 0, columns_.size());
     for (size_t first = 0; first < columns_.size();) {
         size_t end = first + 1;
         while (end < columns_.size() && columns_[end] - columns_[end - 1] <= near_blocks) ++end;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "core/cancel.h"
 #include "layout/live.h"
 #include "layout/tables.h"
 
@@ -32,10 +33,13 @@ public:
     Layout build() {
         const Lists& lists = coarse_.by_query;
         fine_.by_query.slices.reserve(size_t(fine_.head_kinds) * fine_.by_query.rows);
+        Pace pace;
         for (int32_t c = 0; c < fine_.head_kinds; ++c)
-            for (int32_t row = 0; row < fine_.by_query.rows; ++row)
+            for (int32_t row = 0; row < fine_.by_query.rows; ++row) {
+                pace.step();
                 fine_.by_query.slices.push_back(
                     cut(lists.slices[size_t(c) * lists.rows + size_t(row / parts_q_)], row % parts_q_));
+            }
         return std::move(fine_);
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "layout/head_kinds.h"
 
+#include "core/cancel.h"
 #include "layout/index.h"
 
 namespace spattn {
@@ -12,6 +13,7 @@ std::vector<Plane> find_head_kinds(const Pattern& pattern, Layout& layout) {
     layout.kind_of_head.reserve(size_t(layout.extent.batch * layout.extent.heads));
     for (int64_t batch = 0; batch < layout.extent.batch; ++batch) {
         for (int64_t head = 0; head < layout.extent.heads; ++head) {
+            check_cancelled();
             const Plane plane{layout.extent, batch, head};
             key.clear();
             pattern.selection(plane, key);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "layout/image.h"
 
-#include "core/cancel.h"
 #include "layout/index.h"
-#include "pattern/intervals.h"
+#include "pattern/key_walk.h"
 
 namespace spattn {
 namespace {
@@ -52,10 +51,8 @@ private:
     double walk(const Block& b) {
         double pairs = 0;
         for (int64_t row = b.row; row < b.row + b.rows; ++row) {
-            check_cancelled();
-            kept_.clear();
-            pattern_.keys(plane_, row, {b.key, b.key + b.keys}, kept_);
-            for (const Interval& i : kept_) pairs += double(i.end - i.begin);
+            for (KeyWalk walk(pattern_, plane_, row, {b.key, b.key + b.keys}, kept_); walk.next();)
+                for (const Interval& i : kept_) pairs += double(i.end - i.begin);
         }
         return pairs;
     }

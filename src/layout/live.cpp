@@ -24,7 +24,9 @@ public:
     void build(const Lists& lists) {
         live_.set_of.reserve(lists.slices.size());
         std::vector<int32_t> known(lists.runs.size() + 1, unknown);
+        Pace pace;
         for (const Slice& slice : lists.slices) {
+            pace.step();
             const bool is_empty = slice.begin == slice.end;
             int32_t& answer = known[is_empty ? lists.runs.size() : size_t(slice.begin)];
             if (answer == unknown) answer = find(lists, slice);
@@ -38,6 +40,7 @@ private:
     int32_t find(const Lists& lists, Slice slice) {
         for (int32_t i = slice.begin; i < slice.end; ++i)
             if (lists.runs[i].mask == full_block) return all_live;
+        check_cancelled();
         std::fill(set_.begin(), set_.end(), 0);
         for (int32_t i = slice.begin; i < slice.end; ++i) {
             const uint64_t* of_mask = &summaries_[size_t(lists.runs[i].mask) * set_.size()];

@@ -266,6 +266,7 @@ std::vector<std::pair<Plane, int64_t>> find_planes(const Pattern& pattern, const
     Key key;
     for (Plane plane{extent}; plane.batch < extent.batch; ++plane.batch)
         for (plane.head = 0; plane.head < extent.heads; ++plane.head) {
+            check_cancelled();
             key.clear();
             pattern.selection(plane, key);
             const int32_t place = known.at(key, int32_t(planes.size()));

@@ -2,9 +2,11 @@
 // Where masks and runs go while a layout is built. Equal masks get one id, and rows with equal runs one slice.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
+#include "core/cancel.h"
 #include "layout/index.h"
 #include "layout/layout.h"
 
@@ -45,6 +47,20 @@ private:
     Layout& layout_;
     HashIndex index_;
 };
+
+// Makes a table of equal values, piece by piece, so that the call can be cancelled: to touch gigabytes for the first time
+// takes a second.
+template <class T>
+std::vector<T> make_table(size_t size, const T& value = T()) {
+    constexpr size_t piece = 1 << 16;
+    std::vector<T> table;
+    table.reserve(size);
+    while (table.size() < size) {
+        check_cancelled();
+        table.resize(std::min(table.size() + piece, size), value);
+    }
+    return table;
+}
 
 // Appends to lists.runs, a row at a time: add() joins a run to the one before where it can, finish() ends the row and
 // returns its slice. finish_beside() compares it with the last slice alone: of rows that are hardly ever equal, but to

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "layout/token_lists.h"
 
-#include "core/cancel.h"
 #include "layout/arrays.h"
+#include "pattern/key_walk.h"
 
 namespace spattn {
 
@@ -29,12 +29,11 @@ std::optional<TokenLists> build_token_lists(const Pattern& pattern, const Layout
         ++head_kinds;
         const Plane plane{extent, int64_t(head) / extent.heads, int64_t(head) % extent.heads};
         for (int64_t row = 0; row < extent.seq_q; ++row) {
-            check_cancelled();
-            kept.clear();
-            pattern.keys(plane, row, {0, extent.seq_k}, kept);
-            for (const Interval& i : kept)
-                for (int64_t key = i.begin; key < i.end; ++key) lists.keys.push_back(int32_t(key));
-            if (lists.keys.size() > most) return {};
+            for (KeyWalk walk(pattern, plane, row, {0, extent.seq_k}, kept); walk.next();) {
+                for (const Interval& i : kept)
+                    for (int64_t key = i.begin; key < i.end; ++key) lists.keys.push_back(int32_t(key));
+                if (lists.keys.size() > most) return {};
+            }
             lists.begin.push_back(int64_t(lists.keys.size()));
         }
     }

@@ -24,7 +24,7 @@ struct Rectangle {
 // Cuts the columns into segments: those of one segment have had their present mask since the same row.
 class Segments {
 public:
-    Segments(int32_t columns) : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(columns) { begin(0, 0); }
+    Segments(int32_t columns) : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(make_table<int32_t>(columns)) { begin(0, 0); }
 
     int32_t since(int32_t start) const { return since_[start]; }
     bool begins(int32_t column) const { return starts_[column >> 6] >> (column & 63) & 1; }
@@ -115,8 +115,10 @@ std::vector<Rectangle> find_rectangles(const Slice* slices, const std::vector<Ru
     out.reserve(runs.size());  // more or less: growing would touch the memory twice
     Segments segments(columns);
     Slice before{0, 0};
+    Pace pace;
     for (int32_t row = 0; row <= rows; ++row) {
         const Slice after = row < rows ? slices[row] : Slice{0, 0};
+        pace.step();
         if (before.begin == after.begin && before.end == after.end) continue;  // the same list: nothing ends
         check_cancelled();
         close_changes(pieces(before), pieces(after), row, segments, out);
@@ -127,20 +129,32 @@ std::vector<Rectangle> find_rectangles(const Slice* slices, const std::vector<Ru
 
 // The sort is stable: rectangles that begin at one column stay in the order of their rows.
 std::vector<Rectangle> sort_by_column(const std::vector<Rectangle>& rectangles, int32_t columns) {
-    std::vector<int32_t> at(size_t(columns) + 1);
-    for (const Rectangle& r : rectangles) ++at[r.column + 1];
-    for (int32_t c = 0; c < columns; ++c) at[c + 1] += at[c];
-    std::vector<Rectangle> sorted(rectangles.size());
-    for (const Rectangle& r : rectangles) sorted[at[r.column]++] = r;
+    Pace pace;
+    std::vector<int32_t> at = make_table<int32_t>(size_t(columns) + 1);
+    for (const Rectangle& r : rectangles) {
+        pace.step();
+        ++at[r.column + 1];
+    }
+    for (int32_t c = 0; c < columns; ++c) {
+        pace.step();
+        at[c + 1] += at[c];
+    }
+    std::vector<Rectangle> sorted = make_table<Rectangle>(rectangles.size());
+    for (const Rectangle& r : rectangles) {
+        pace.step();
+        sorted[at[r.column]++] = r;
+    }
     return sorted;
 }
 
 // Makes a slice for each column. `active` holds the rectangles that cross it, in the order of their rows.
 std::vector<Slice> sweep_columns(const std::vector<Rectangle>& rectangles, int32_t columns, SliceTable& table) {
-    std::vector<Slice> out(columns);
+    std::vector<Slice> out = make_table<Slice>(columns);
     std::vector<Rectangle> active, before;
     auto next = rectangles.begin();
+    Pace pace;
     for (int32_t column = 0, end = 0; column < columns; ++column) {
+        pace.step();
         const bool begins = next != rectangles.end() && next->column == column;
         if (column < end && !begins) {
             out[column] = out[column - 1];

@@ -85,8 +85,7 @@ public:
             const size_t middle = out.size();
             part->keys(plane, row, clip, out);
             if (middle == mark || middle == out.size()) continue;
-            const auto earlier = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
-            std::inplace_merge(out.begin() + mark, out.begin() + middle, out.end(), earlier);
+            std::inplace_merge(out.begin() + mark, out.begin() + middle, out.end(), is_earlier);
             join_touching(out, mark);
         }
     }

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "core/cancel.h"
 #include "core/error.h"
 
 namespace spattn {
@@ -20,7 +21,8 @@ void BandPattern::keys(const Plane& plane, int64_t row, Interval clip, Intervals
     if (first > last) return;
     if (band_.step == 1) return out.push_back({first, last + 1});
     int64_t k = add_saturated(first, floor_mod(p - first, band_.step));
-    for (; k <= last; k += band_.step) {
+    for (Pace pace; k <= last; k += band_.step) {
+        pace.step();
         out.push_back({k, k + 1});
         if (last - k < band_.step) return;  // also keeps k + step in range
     }

@@ -36,6 +36,20 @@ struct BlockRow {
     int64_t blocks() const { return count_blocks(params, seq_k); }
 };
 
+// Draws as often as blocks are wanted, which can be none too often, and lists in `fresh` those that the row does not see
+// yet: sorted, each once.
+void draw_some(int64_t wanted, int64_t blocks, const Intervals& seen, uint64_t& state, Intervals& fresh) {
+    fresh.clear();
+    for (int64_t i = 0; i < wanted; ++i) {
+        check_cancelled();
+        const int64_t j = int64_t(splitmix64(state) % uint64_t(blocks));
+        if (!is_member(seen, j)) fresh.push_back({j, j + 1});
+    }
+    std::sort(fresh.begin(), fresh.end(), is_earlier);
+    const auto is_same = [](const Interval& a, const Interval& b) { return a.begin == b.begin; };
+    fresh.erase(std::unique(fresh.begin(), fresh.end(), is_same), fresh.end());
+}
+
 // Draws R(I) into row.seen, which holds the rest. Where every block left is wanted, drawing would find them slowly.
 void draw(BlockRow& row) {
     const int64_t blocks = row.blocks();
@@ -48,11 +62,12 @@ void draw(BlockRow& row) {
         return;
     }
     uint64_t state = row.params.seed + uint64_t(row.row) * golden;
-    for (int64_t drawn = 0; drawn < row.params.random;) {
-        const int64_t j = int64_t(splitmix64(state) % uint64_t(blocks));
-        if (is_member(row.seen, j)) continue;
-        row.seen.insert(first_ending_after(row.seen, j), {j, j + 1});
-        ++drawn;
+    Intervals fresh;
+    for (int64_t wanted = row.params.random; wanted > 0; wanted -= int64_t(fresh.size())) {
+        draw_some(wanted, blocks, row.seen, state, fresh);
+        if (fresh.empty()) continue;
+        const auto middle = row.seen.insert(row.seen.end(), fresh.begin(), fresh.end());
+        std::inplace_merge(row.seen.begin(), middle, row.seen.end(), is_earlier);
     }
 }
 
@@ -100,6 +115,7 @@ struct Drawn {
 template <class Visit>
 void visit_drawn(const Params& params, int64_t seq_k, int64_t blocks, Visit visit) {
     for (int64_t i = params.global; i < blocks; ++i) {
+        check_cancelled();
         const Interval window = window_of(params, i);
         for (const Interval& seen : block_row(params, seq_k, i)) {
             const int64_t begin = std::max(seen.begin, params.global), end = std::min(seen.end, blocks);
@@ -158,7 +174,7 @@ void fill(Column& column, int64_t seq_k, Interval columns) {
         if (is_member(block_row(params, seq_k, i), j)) seen.push_back({i, i + 1});
     }
     std::erase_if(seen, [](const Interval& i) { return i.begin >= i.end; });
-    std::sort(seen.begin(), seen.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+    std::sort(seen.begin(), seen.end(), is_earlier);
     join_touching(seen, 0);
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "pattern/block_rows.h"
 
+#include "core/cancel.h"
+
 namespace spattn {
 
 // Numbers that determine a mask: tiny blocks inside large ones take longer to compare than to make.
@@ -47,6 +49,7 @@ Coverage BlockRows::classify(const Plane& plane, const Block& block, Key& key, b
     key.push_back(is_even ? -1 : std::min(block_ - floor_mod(block.key, block_), block.keys));
     int64_t ones = 0;
     for (int64_t i = rows.begin; i < rows.end; ++i) {
+        check_cancelled();
         const Row seen = row(plane, i, columns);
         Stretch at{};
         for (int64_t j = 0; j < width; ++j) {

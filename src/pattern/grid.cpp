@@ -14,6 +14,7 @@
 //                                15 16 17 | 21 22 23
 #include <array>
 
+#include "core/cancel.h"
 #include "core/error.h"
 #include "pattern/composite.h"
 #include "pattern/index_pattern.h"
@@ -117,6 +118,7 @@ public:
 
     // `token` has the digits before this one.
     void from(size_t at, int64_t token) {
+        check_cancelled();
         if (at == digits_.size()) return cutter_.add(token, token + 1);
         const Digit& digit = digits_[at];
         const Interval values{std::max<int64_t>(floor_div(clip_.begin - token, digit.tokens), 0),
@@ -165,10 +167,10 @@ void Grid::keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) 
     const int64_t query = plane.position(row);
     clip = {std::max<int64_t>(clip.begin, 0), std::min(clip.end, tokens_)};
     if (query < 0 || query >= tokens_ || clip.begin >= clip.end) return;
-    const Box here = box(query, query);
+    const Box here = box(query, query), there = box(clip.begin, clip.end - 1);
     std::vector<Intervals> seen(sizes_.size());
     for (size_t axis = 0; axis < sizes_.size(); ++axis) {
-        parts()[axis]->keys(along(plane, axis), here.axes[axis].begin, {0, sizes_[axis]}, seen[axis]);
+        parts()[axis]->keys(along(plane, axis), here.axes[axis].begin, there.axes[axis], seen[axis]);
         if (seen[axis].empty()) return;
     }
     Walk(digits_, std::move(seen), clip, out).from(0, 0);

@@ -33,6 +33,8 @@ constexpr int64_t bound_in_residue(int64_t x, int64_t modulus, int64_t residue) 
     return ceil_div(x - residue, modulus);
 }
 
+inline bool is_earlier(const Interval& a, const Interval& b) { return a.begin < b.begin; }
+
 // Joins those of sorted intervals, from index `first` on, that touch or overlap.
 inline void join_touching(Intervals& sorted, size_t first) {
     if (first >= sorted.size()) return;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // landmark(block,landmarks): k mod block >= block - landmarks: the last keys of each block.
 // Landmark Attention (https://arxiv.org/abs/2305.16300).
+#include "core/cancel.h"
 #include "core/error.h"
 #include "pattern/hot.h"
 #include "pattern/intervals.h"
@@ -18,7 +19,8 @@ public:
         if (plain_ == block_) return;
         Cutter cutter(clip, out);
         int64_t begin = clip.begin - floor_mod(clip.begin, block_);
-        for (; begin < clip.end; begin = add_saturated(begin, block_)) {
+        for (Pace pace; begin < clip.end; begin = add_saturated(begin, block_)) {
+            pace.step();
             cutter.add(add_saturated(begin, plain_), add_saturated(begin, block_));
         }
     }

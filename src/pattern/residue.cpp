@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // residue(modulus,offset): k mod modulus = offset where p mod modulus = offset, else nothing.
 // LongNet (https://arxiv.org/abs/2307.02486) is a union of block_diagonal(w) & residue(r,o).
+#include "core/cancel.h"
 #include "core/error.h"
 #include "pattern/intervals.h"
 #include "pattern/leaf.h"
@@ -17,7 +18,10 @@ public:
         if (distance(plane.position(row)) != 0) return;
         Cutter cutter(clip, out);
         int64_t k = add_saturated(clip.begin, distance(clip.begin));
-        for (; k < clip.end; k = add_saturated(k, modulus_)) cutter.add(k, k + 1);
+        for (Pace pace; k < clip.end; k = add_saturated(k, modulus_)) {
+            pace.step();
+            cutter.add(k, k + 1);
+        }
     }
 
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool&) const override {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // transpose(P) = { k : p in P(k) }. Through P's own transposed form where it has one; else pair by pair, and block by
 // block in closed forms, with rows and keys changing places.
+#include "core/cancel.h"
 #include "core/error.h"
 #include "pattern/hot.h"
 #include "pattern/intervals.h"
@@ -19,6 +20,7 @@ public:
         Intervals found;
         Cutter cutter(clip, out);
         for (int64_t k = clip.begin; k < clip.end; ++k) {
+            check_cancelled();  // each key is a row of the inner pattern
             found.clear();
             inner().keys(plane, k - plane.extent.q_offset, {p, p + 1}, found);
             if (!found.empty()) cutter.add(k, k + 1);

@@ -25,8 +25,7 @@ public:
         }
         std::reverse(out.begin() + int64_t(first), out.end());
         if (!is_falling)
-            std::sort(out.begin() + int64_t(first), out.end(),
-                      [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+            std::sort(out.begin() + int64_t(first), out.end(), is_earlier);
         join_touching(out, mark);
     }
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "core/cancel.h"
 #include "plan/mask_part.h"
 #include "plan/stats.h"
 
@@ -14,8 +15,10 @@ namespace {
 std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
     const std::vector<int64_t> heads = count_heads(layout);
     std::vector<double> listed(lists.runs.size() + 1);  // how often each run is, first as changes of that
+    Pace pace;
     const auto add = [&](const std::vector<Slice>& slices) {
         for (size_t i = 0; i < slices.size(); ++i) {
+            pace.step();
             const double weight = double(heads[i / size_t(lists.rows)]);
             listed[size_t(slices[i].begin)] += weight, listed[size_t(slices[i].end)] -= weight;
         }
@@ -24,6 +27,7 @@ std::vector<double> weigh_masks(const Layout& layout, const Lists& lists) {
     std::vector<double> weights(size_t(layout.num_masks) + 1);
     double times = 0;
     for (size_t r = 0; r < lists.runs.size(); ++r) {
+        pace.step();
         times += listed[r];
         weights[size_t(lists.runs[r].mask - full_block)] += double(lists.runs[r].count) * times;
     }
@@ -36,7 +40,9 @@ int64_t count_rows(const Layout& layout, const Live& live, int32_t own_block, in
     const std::vector<int64_t> heads = count_heads(layout);
     const size_t rows = live.set_of.size() / size_t(layout.head_kinds);
     int64_t count = 0;
+    Pace pace;
     for (size_t i = 0; i < live.set_of.size(); ++i) {
+        pace.step();
         const bool is_all = live.set_of[i] == all_live;
         const uint64_t* set = is_all ? nullptr : &live.sets[size_t(live.set_of[i]) * size_t(live.words)];
         for (int32_t at = 0; at < own_block; at += finer_block)
@@ -57,8 +63,10 @@ LayoutStats make_finer_stats(const Lowered& coarse, const LayoutStats& coarse_st
     stats.blocks = weights[0] * layout.block_q * layout.block_k / area;
     stats.worked = stats.blocks * area;
     stats.masked = 0;
+    Pace pace;
     for (int32_t mask = 0; mask < layout.num_masks; ++mask)
         for (int32_t query = 0; query < layout.block_q; query += kernel.block_q) {
+            pace.step();
             const SeenKeys seen = find_seen(layout, mask, query, kernel.block_q);
             for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) {
                 const int32_t keys = key_span(seen.by_some, key, kernel.block_k);
@@ -103,9 +111,11 @@ LayoutStats make_least_listed_stats(const Lowered& plain, const LayoutStats& pla
         stats.masked -= weight * (1 - share);
         stats.gathered += 2 * other <= other_block ? weight * other * own / own_block : 0;
     };
-    for (int32_t mask = 0; mask < layout.num_masks; ++mask)
+    for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        check_cancelled();
         for (int32_t query = 0; query < layout.block_q; query += kernel.block_q)
             for (int32_t key = 0; key < layout.block_k; key += kernel.block_k) shrink(mask, query, key);
+    }
     stats.worked = std::min(stats.worked, stats.visited);
     stats.longest = {};
     return stats;
@@ -132,6 +142,7 @@ std::vector<double> count_homes(const Axis& axis, int32_t block, int32_t tiles, 
 std::vector<double> measure_shares(const Layout& layout) {
     std::vector<double> shares{1};
     for (int32_t mask = 0; mask < layout.num_masks; ++mask) {
+        check_cancelled();
         const MaskTokens tokens = count_tokens(layout, mask, {0, layout.block_q, 0, layout.block_k});
         shares.push_back(double(tokens.queries) * tokens.keys / (double(layout.block_q) * layout.block_k));
     }
@@ -154,6 +165,7 @@ LayoutStats make_least_plain_stats(const Lowered& packed, const LayoutStats& pac
     const std::vector<int64_t> heads = count_heads(layout);
     double hot = 0, rest = 0;  // blocks
     for (size_t i = 0; i < layout.by_query.slices.size(); ++i) {
+        check_cancelled();
         const int32_t row = int32_t(i % size_t(layout.by_query.rows));
         const double weight = homes_q[size_t(row)] * double(heads[i / size_t(layout.by_query.rows)]);
         const bool is_hot_q = row < listed_q;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/cancel.h"
 #include "core/text.h"
 #include "layout/build.h"
 #include "layout/finer.h"
@@ -43,6 +44,7 @@ std::vector<uint64_t> cut_masks(const Layout& layout, int joined) {
     for (int32_t mask = full_block; mask < layout.num_masks; ++mask) {
         const uint64_t* const from = mask == full_block ? nullptr : &layout.masks[size_t(mask) * words];
         for (int set = 1; set <= masks.sets(); ++set) {
+            check_cancelled();
             uint64_t* const to = &all[size_t(masks.cut(mask, set)) * words];
             for (int64_t bit = 0; bit < size; ++bit) {
                 const bool is_kept = !from || from[bit / 64] >> (bit % 64) & 1;
@@ -192,9 +194,11 @@ std::shared_ptr<const std::vector<uint64_t>> Lowering::masks(const Lowered& lowe
         const std::vector<uint64_t>& bits = is_cut ? *cut : layout.masks;
         const size_t words = size_t(layout.mask_words), count = bits.size() / words;
         auto permuted = std::make_shared<std::vector<uint64_t>>(count * size_t(kernel.mask_words));
-        for (size_t mask = 0; mask < count; ++mask)
+        for (size_t mask = 0; mask < count; ++mask) {
+            check_cancelled();
             kernel.permute(&bits[mask * words], layout.block_q, layout.block_k,
                            &(*permuted)[mask * size_t(kernel.mask_words)]);
+        }
         masks = permuted;
     }
     ordered_.push_back({&layout, kernel.permute, joined, masks});

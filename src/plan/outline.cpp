@@ -5,10 +5,10 @@
 #include <bit>
 #include <optional>
 
-#include "core/cancel.h"
 #include "core/math.h"
 #include "layout/head_kinds.h"
 #include "layout/orders/hot_axis.h"
+#include "pattern/key_walk.h"
 #include "plan/mask_part.h"
 
 namespace spattn {
@@ -27,6 +27,7 @@ bool has_closed_form(const Pattern& pattern, const Plane& plane) {
     Key numbers;
     bool known = true;
     for (int64_t column = 0; column < columns && known;) {
+        check_cancelled();
         numbers.clear();
         const Coverage coverage = pattern.classify(plane, {row, side, column * side, side}, numbers, known);
         known |= coverage.kind != Coverage::partial;
@@ -39,12 +40,14 @@ bool has_closed_form(const Pattern& pattern, const Plane& plane) {
 std::optional<double> expect_pairs(const Pattern& pattern, const Plane& plane) {
     const int64_t rows = std::min(asked_rows, plane.extent.seq_q);
     Intervals kept;
+    double pairs = 0, intervals = 0;
     for (int64_t i = 0; i < rows; ++i)
-        pattern.keys(plane, i * plane.extent.seq_q / rows, {0, plane.extent.seq_k}, kept);
-    double pairs = 0;
-    for (const Interval& i : kept) pairs += double(i.end - i.begin);
+        for (KeyWalk walk(pattern, plane, i * plane.extent.seq_q / rows, {0, plane.extent.seq_k}, kept); walk.next();) {
+            intervals += double(kept.size());
+            for (const Interval& interval : kept) pairs += double(interval.end - interval.begin);
+        }
     const double most = most_kept * double(rows) * double(plane.extent.seq_k);
-    if (pairs > most || pairs > longest_interval * double(kept.size())) return {};
+    if (pairs > most || pairs > longest_interval * intervals) return {};
     return pairs / double(rows) * double(plane.extent.seq_q) * 1.0625;  // rather a little more
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "core/cancel.h"
 #include "layout/arrays.h"
 #include "layout/tables.h"
 #include "plan/plan.h"
@@ -54,13 +55,16 @@ struct Across {
 // Blocks of each list that lie there, [head_kinds * rows].
 std::vector<int32_t> measure_lists(const ListsView& lists, int32_t head_kinds, const Across& across) {
     std::vector<int32_t> lengths(size_t(head_kinds) * lists.rows);
+    Pace pace;
     for (size_t i = 0; i < lengths.size(); ++i) {
+        pace.step();
         const Slice slice = lists.slices[i];
         if (i && slice.begin == lists.slices[i - 1].begin && slice.end == lists.slices[i - 1].end) {
             lengths[i] = lengths[i - 1];
             continue;
         }
         for (int32_t r = slice.begin; r < slice.end; ++r) {
+            pace.step();
             const Run& run = lists.runs[r];
             lengths[i] += std::max(std::min(run.first + run.count, across.end) - std::max(run.first, across.first), 0);
         }
@@ -128,7 +132,9 @@ public:
         out.tasks.resize(num_tasks_);
         out.begin.resize(queues_.size() + 1);
         Task* end = out.tasks.data();
+        Pace pace;
         for (size_t w = 0; w < order.size(); ++w) {
+            pace.step();
             const Queue& queue = queues_[size_t(order[w])];
             const Task* task = &tasks_[size_t(queue.begin)];
             for (int32_t i = 0; i < queue.tasks; ++i, ++task) {
@@ -275,8 +281,12 @@ public:
     // How many rows have so many blocks, over all heads.
     std::map<int64_t, int64_t> count_rows() {
         std::map<int64_t, int64_t> rows;
+        Pace pace;
         for (int32_t head = 0; head < heads_; ++head)
-            for (int64_t blocks : of(head)) ++rows[blocks];
+            for (int64_t blocks : of(head)) {
+                pace.step();
+                ++rows[blocks];
+            }
         return rows;
     }
     // No row has more blocks.
@@ -326,6 +336,7 @@ template <class Cut>
 Schedule schedule_heads(Work& work, const SchedulePolicy& policy, Cut cut) {
     Scheduler scheduler(size_t(work.heads()) * size_t(work.rows()), policy);
     for (int32_t head = 0; head < work.heads(); ++head) {
+        check_cancelled();
         if (work.repeats(head)) {
             scheduler.repeat_head(work.name(head));
             continue;
@@ -399,7 +410,9 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
     const int64_t target =
         policy.heads_in_turn ? 1 : std::clamp<int64_t>(total / most_single, 1, policy.shared_blocks);
     return schedule_heads(work, policy, [&](const std::vector<int64_t>& lengths, Scheduler& scheduler) {
+        Pace pace;
         for (int32_t at = 0; at < work.rows(); ++at) {
+            pace.step();
             const int32_t row = in_turns ? row_in_turn(axis, at) : at;
             const int64_t blocks = lengths[size_t(row)];
             if (blocks == Work::no_task) continue;
@@ -419,7 +432,9 @@ Schedule schedule_rows(Work& work, const AxisView& axis, const SchedulePolicy& p
 void share_rows(const std::vector<int64_t>& lengths, int64_t queues, int64_t whole_rows, Scheduler& scheduler) {
     int64_t total = 0, done = 0, queue = 0;
     for (int64_t length : lengths) total += std::max<int64_t>(length, 0);
+    Pace pace;
     for (size_t row = 0; row < lengths.size(); ++row) {
+        pace.step();
         if (lengths[row] == Work::no_task) continue;
         int64_t skip = 0;
         size_t parts = 0;

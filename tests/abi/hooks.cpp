@@ -408,25 +408,95 @@ TEST(a_question_can_be_cancelled) {
     }
 }
 
-// So can a question about a single row, where that draws the rows of all blocks.
-TEST(a_question_about_one_transposed_row_can_be_cancelled) {
-    const Pattern pattern = parse("transpose(bigbird(1,1,0,64,0))");
+// Calls ask(extent, size) with sizes that double up to `most`, until one takes a while; that one then ends with the first
+// answer that wants it to, and not if the host is patient again.
+static void demand_question_ends(int64_t size, int64_t most,
+                                 const std::function<spattn_status(spattn_extent& extent, int64_t size)>& ask) {
     Stopper stopper{.patience = std::numeric_limits<int64_t>::max()};
-    spattn_extent extent{};
-    int64_t nnz = 0;
-    const auto ask = [&] { return spattn_pattern_to_csr(pattern.get(), &extent, 0, nullptr, nullptr, &nnz); };
-    for (int64_t seq_k = 1 << 14; seq_k <= 1 << 22 && stopper.asked < many_answers; seq_k *= 2) {
-        stopper.asked = 0;
-        extent = make_extent(1, seq_k);
+    const auto ask_of = [&](int64_t n) {
+        spattn_extent extent = make_extent(1, n);
         extent.cancel = Stopper::ask, extent.cancel_user = &stopper;
-        succeed(ask(), "a patient host");
+        return ask(extent, n);
+    };
+    for (; size <= most && stopper.asked < many_answers; size *= 2) {
+        stopper.asked = 0;
+        succeed(ask_of(size), "a patient host");
+    }
+    size /= 2;
+    CHECK(stopper.asked >= many_answers);
+    stopper = {stopper.caller};
+    CHECK_EQ(ask_of(size), SPATTN_E_CANCELLED);
+    CHECK_EQ(stopper.asked, 1);
+    stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+    succeed(ask_of(size), "the same question again");
+}
+
+// A pattern of which every row draws half of the blocks. Threads keep rows that they have drawn, so that each one has
+// another seed.
+static std::string draw_half(int64_t blocks) {
+    static int64_t seed = 0;
+    return "bigbird(1,1,0," + std::to_string(blocks / 2) + "," + std::to_string(++seed) + ")";
+}
+
+// A single row may draw those of all blocks, be as many rows of another pattern as it has keys, or list a key in two.
+TEST(a_question_about_one_row_can_be_cancelled) {
+    const std::function<std::string(int64_t)> patterns[] = {
+        [](int64_t) { return "transpose(bigbird(1,1,0,64,0))"; },
+        draw_half,
+        [](int64_t seq) {
+            const std::string n = std::to_string(seq);
+            return "rows([0,1]," + n + ",transpose(per_document([0," + n + "],[0," + n + "],causal)))";
+        },
+        [](int64_t) { return "strided(2)"; },
+        [](int64_t seq) { return "grid([" + std::to_string(seq) + "],strided(2))"; },
+    };
+    for (const auto& text : patterns) {
+        check::context = text(64);
+        demand_question_ends(1 << 14, 1 << 28, [&](spattn_extent& extent, int64_t seq) {
+            int64_t nnz = 0;
+            return spattn_pattern_to_csr(parse(text(seq).c_str()).get(), &extent, 0, nullptr, nullptr, &nnz);
+        });
+    }
+}
+
+TEST(a_question_about_one_pair_can_be_cancelled) {
+    demand_question_ends(1 << 14, 1 << 24, [](spattn_extent& extent, int64_t seq) {
+        const Pattern pattern = parse(draw_half(seq).c_str());
+        int32_t kept = 0;
+        return spattn_pattern_keeps(pattern.get(), &extent, 0, 0, 0, seq / 2, &kept);
+    });
+}
+
+// One plane takes no time, but each may see something else.
+TEST(a_question_about_many_planes_can_be_cancelled) {
+    const Pattern pattern = parse("causal");
+    demand_question_ends(1, 1 << 16, [&](spattn_extent& extent, int64_t heads) {
+        extent.batch = 1 << 14, extent.heads = heads, extent.seq_q = extent.seq_k = 1 << 24;
+        auto stats = sized<spattn_stats>();
+        return spattn_pattern_stats(pattern.get(), &extent, &stats);
+    });
+}
+
+TEST(a_plan_of_many_heads_can_be_cancelled) {
+    const Pattern pattern = parse("causal");
+    auto problem = make_problem();
+    problem.heads_q = problem.heads_kv = 16;
+    Stopper stopper;
+    auto options = cpu_options();
+    options.cancel = Stopper::ask;
+    options.cancel_user = &stopper;
+    options.plan_cache = -1;
+    const Context context = make_context(options);
+    for (int64_t batch = 1 << 10; batch <= 1 << 19 && stopper.asked < many_answers; batch *= 2) {
+        stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+        problem.batch = batch;
+        make_plan(context.get(), pattern.get(), problem);
     }
     CHECK(stopper.asked >= many_answers);
     stopper = {stopper.caller};
-    CHECK_EQ(ask(), SPATTN_E_CANCELLED);
+    spattn_plan* made = nullptr;
+    CHECK_EQ(spattn_plan_create(context.get(), pattern.get(), &problem, nullptr, &made), SPATTN_E_CANCELLED);
     CHECK_EQ(stopper.asked, 1);
-    stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
-    succeed(ask(), "the same question again");
 }
 
 // Calls of microseconds do not wait for a host's answers.

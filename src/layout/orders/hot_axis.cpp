@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/cancel.h"
+
 namespace spattn {
 namespace {
 
@@ -13,6 +15,7 @@ constexpr int64_t least_apart = 8;
 
 // The slice lists what the tokens of one owning block see.
 std::vector<int32_t> find_in_block(const Side& side, Slice slice) {
+    check_cancelled();
     std::vector<int64_t> kept(size_t(side.own_block()));
     for (int32_t r = slice.begin; r < slice.end; ++r) {
         const Run& run = side.lists().runs[r];
@@ -37,7 +40,9 @@ std::vector<int32_t> find_hot_places(const std::vector<int64_t>& kept, int32_t o
 std::vector<int32_t> find_hot_tokens(const Side& side) {
     const Lists& lists = side.lists();
     std::vector<int32_t> hot, places;
+    Pace pace;
     for (size_t at = 0; at < lists.slices.size(); ++at) {
+        pace.step();
         const Slice slice = lists.slices[at];
         const Slice before = at ? lists.slices[at - 1] : Slice{-1, -1};
         if (slice.begin != before.begin || slice.end != before.end) places = find_in_block(side, slice);

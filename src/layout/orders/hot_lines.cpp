@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/cancel.h"
 #include "layout/orders/side.h"
 
 namespace spattn {
@@ -40,6 +41,7 @@ void HotLines::descend(int32_t first, int32_t count, const std::vector<Range>& u
 
 // Settles the range, or leaves its halves to be asked. Without a closed form, halves would say no more than the whole.
 void HotLines::divide(int32_t first, int32_t count, Range range, std::vector<Range>& left) {
+    check_cancelled();
     key_.clear();
     bool known = true;
     const Coverage coverage = among_.classify(plane_, block_of(first, count, range), key_, known);
@@ -98,7 +100,9 @@ void HotLines::ask_rows(int32_t line, Range range) {
 // end.
 void HotLines::list(int32_t first, int32_t count) {
     Slice whole{-1, -1};
+    Pace pace;
     for (int32_t line = first; line < first + count; ++line) {
+        pace.step();
         const bool is_whole = find_present(line);
         const Slice slice = is_whole && whole.begin >= 0 ? whole : list(line);
         if (is_whole) whole = slice;

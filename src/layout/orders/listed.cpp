@@ -128,6 +128,7 @@ private:
             for (int32_t r = slice.begin; r < slice.end; ++r) {
                 const Run& run = lists.runs[r];
                 for (int32_t other = run.first; other < run.first + run.count; ++other) {
+                    check_cancelled();
                     if (columns_of[other] < 0) columns_of[other] = int64_t(add_columns(other, 1));
                     copy_row(side_.columns(run.mask), token % block, size_t(columns_of[other]), i);
                 }

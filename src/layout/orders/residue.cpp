@@ -13,6 +13,7 @@
 #include <map>
 #include <tuple>
 
+#include "core/cancel.h"
 #include "core/error.h"
 #include "layout/head_kinds.h"
 #include "layout/live.h"
@@ -65,7 +66,9 @@ struct Placement {
     // kind_of_head[c]: the part's kind of heads for kind c of the whole.
     void copy(const Lists& from, const std::vector<int32_t>& kind_of_head, Lists& to) const {
         const int32_t shift = int32_t(to.runs.size());
+        Pace pace;
         for (const Run& run : from.runs) {
+            pace.step();
             const int32_t mask = run.mask == full_block ? full_block : part.mask_of[size_t(run.mask)];
             to.runs.push_back({run.first + other, run.count, mask});
         }
@@ -116,6 +119,7 @@ Patterns find_residue_patterns(const Pattern& pattern, int32_t modulus) {
     if (pattern.modulus() % modulus != 0) return {};
     Patterns patterns;
     for (int32_t residue = 0; residue < modulus; ++residue) {
+        check_cancelled();
         patterns.push_back(pattern.in_residue(modulus, residue));
         if (!patterns.back()) return {};
     }

@@ -13,6 +13,7 @@
 #include <map>
 #include <tuple>
 
+#include "core/cancel.h"
 #include "core/math.h"
 #include "layout/head_kinds.h"
 #include "layout/live.h"
@@ -36,6 +37,7 @@ struct ClassAxis {
     Axis make() const {
         std::vector<int32_t> tokens(size_t(tiles()) * size_t(block), no_token);
         for (int64_t c = 0; c < modulus; ++c) {
+            check_cancelled();
             int32_t* const at = &tokens[size_t(c / of_tile * block + place(c))];
             for (int64_t i = 0, token = residue(c); token < seq; ++i, token += modulus) at[i] = int32_t(token);
         }
@@ -80,7 +82,10 @@ private:
         for (int64_t other = first / keys_.of_tile; other * keys_.of_tile < end; ++other) {
             bits_.assign(size_t(whole_.mask_words), 0);
             const int64_t last = std::min((other + 1) * keys_.of_tile, end);
-            for (int64_t c = std::max(other * keys_.of_tile, first); c < last; ++c) add_class(plane, c);
+            for (int64_t c = std::max(other * keys_.of_tile, first); c < last; ++c) {
+                check_cancelled();
+                add_class(plane, c);
+            }
             const int32_t mask = masks_.intern(bits_.data());
             if (mask != absent_block) slices.add({int32_t(other), 1, mask});
         }
