@@ -389,7 +389,7 @@ SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, cha
                                               size_t* needed);
 
 /* Equality and hash: nested unions and intersections flattened, duplicates dropped, commutative operands sorted,
- * X & (Y - Z) as (X & Y) - Z; no other law. The hash is the same in every process and release. equal: 1, or 0 (also
+ * X & (Y - Z) as (X & Y) - Z, on every level until nothing changes; no other law. The hash is the same in every process and release. equal: 1, or 0 (also
  * where there is no memory to compare); two NULLs are equal. */
 SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
 SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
@@ -574,8 +574,10 @@ SPATTN_API spattn_status spattn_plan_explain_all(const spattn_plan* plan, char* 
  *
  * A query that sees no key gets out 0, lse -infinity and gradients 0. With a sink its lse is z, and so its dlse counts
  * in dsink. A batch of 0, a seq_q or seq_k of 0 is legal: there is nothing to see, and the data of a tensor without
- * elements may be NULL. Inputs may overlap each other; an output overlaps nothing. Gradients overwrite. workspace may
- * be NULL only where spattn_plan_workspace says 0 bytes; one workspace a concurrent call.
+ * elements may be NULL. Inputs may overlap each other; an output overlaps nothing, itself included. Outputs may lie
+ * between each other, as dk and dv in one tensor, and their strides need not nest; where thousands of steps do not tell
+ * whether two elements share a byte, they count as if they did. Gradients overwrite. workspace may be NULL only where
+ * spattn_plan_workspace says 0 bytes; one workspace a concurrent call.
  *
  * Results are the same bits for any number of threads. Kernels of 16 bits may take numbers below 2^-126 for 0, as matrix
  * units do. On a CPU a call rounds as the thread does that makes it, and raises flags of floating-point exceptions,

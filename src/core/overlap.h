@@ -18,7 +18,8 @@ struct StridedBytes {
     std::array<Axis, max_axes> axes{};  // unused axes have size 1
 };
 
-// Exact for every layout that can be decided in some thousand steps, which all nested strides can; else true.
+// Exact for every layout that can be decided in some thousand steps, as all can whose strides nest, and most others; else
+// true.
 bool overlaps(const StridedBytes& a, const StridedBytes& b);
 
 // Whether two different indices of one tensor address the same byte. The same limits.
