@@ -389,8 +389,8 @@ SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, cha
                                               size_t* needed);
 
 /* Equality and hash: nested unions and intersections flattened, duplicates dropped, commutative operands sorted,
- * X & (Y - Z) as (X & Y) - Z, on every level until nothing changes; no other law. The hash is the same in every process and release. equal: 1, or 0 (also
- * where there is no memory to compare); two NULLs are equal. */
+ * X & (Y - Z) as (X & Y) - Z, on every level until nothing changes; no other law. The hash is the same in every process
+ * and release. equal: 1, or 0 (also where there is no memory to compare); two NULLs are equal. */
 SPATTN_API int32_t spattn_pattern_equal(const spattn_pattern* a, const spattn_pattern* b);
 SPATTN_API spattn_status spattn_pattern_hash(const spattn_pattern* pattern, uint64_t* result);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A | B, A & B, A - B: merges of interval lists, and closed forms from the closed forms of the parts.
+#include <memory>
 #include <numeric>
 #include <set>
 
@@ -23,6 +24,26 @@ Coverage classify_part(const Composite& whole, size_t i, const Plane& plane, con
     if (coverage.kind != Coverage::partial) key.resize(mark);
     return coverage;
 }
+
+// What the laws of equality leave of a pattern: a union of several terms, or a product of factors from which others are
+// taken away. X & (Y - Z) = (X & Y) - Z moves every subtrahend to the end, and with X & X = X and X | X = X neither order
+// nor repeats matter.
+struct Normal {
+    bool is_sum = false;
+    std::set<std::string> parts, taken;  // terms or factors; subtrahends of a product
+
+    std::string text() const {
+        const std::string all = parts.size() == 1 ? *parts.begin() : call(is_sum ? "union" : "intersection", parts);
+        return taken.empty() ? all : call("difference", taken, all);
+    }
+
+private:
+    static std::string call(const char* name, const std::set<std::string>& parts, const std::string& first = {}) {
+        std::string out = std::string(name) + '(' + first;
+        for (const std::string& part : parts) out += (out.back() == '(' ? "" : ",") + part;
+        return out + ')';
+    }
+};
 
 class Algebra : public Composite {
 public:
@@ -71,6 +92,9 @@ public:
         return pieces.empty() ? Pattern::pieces() : pieces;
     }
 
+    std::string identity() const override { return normal()->text(); }
+    virtual std::unique_ptr<Normal> normal() const = 0;
+
 protected:
     virtual Patterns cut() const = 0;  // none where it stays whole
 };
@@ -101,7 +125,7 @@ public:
     }
 
     void save(ByteWriter& out) const override { save_parts(Node::union_of, out); }
-    std::string identity() const override;
+    std::unique_ptr<Normal> normal() const override;
     PatternRef transposed() const override { return make_union(transposed_parts()); }
     int64_t modulus() const override { return modulus_of_parts(); }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
@@ -162,7 +186,7 @@ public:
     }
 
     void save(ByteWriter& out) const override { save_parts(Node::intersection_of, out); }
-    std::string identity() const override;
+    std::unique_ptr<Normal> normal() const override;
     PatternRef transposed() const override { return make_intersection(transposed_parts()); }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
         Patterns parts = parts_in_residue(modulus, residue);
@@ -229,7 +253,7 @@ public:
     }
 
     void save(ByteWriter& out) const override { save_parts(Node::difference_of, out); }
-    std::string identity() const override;
+    std::unique_ptr<Normal> normal() const override;
     PatternRef transposed() const override { return subtract_all(transposed_parts()); }
     int64_t modulus() const override { return parts()[0]->modulus(); }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override {
@@ -265,55 +289,46 @@ private:
 
 // ---- equality ----
 
-// What the laws of equality leave of a product: a set of factors, and a set taken away. X & (Y - Z) = (X & Y) - Z moves
-// every subtrahend to the end, and with X & X = X their order and repeats do not matter either.
-struct Product {
-    std::set<std::string> factors, taken;
+// Null of patterns that are neither unions nor products. On the heap, as the sets of each level are: compositions nest
+// deep, and stacks may be small.
+std::unique_ptr<Normal> normal_of(const Pattern& pattern) {
+    const auto* algebra = dynamic_cast<const Algebra*>(&pattern);
+    return algebra ? algebra->normal() : nullptr;
+}
 
-    void multiply(const Pattern& part) {
-        if (const auto* product = dynamic_cast<const Intersection*>(&part)) {
-            for (const PatternRef& factor : product->parts()) multiply(*factor);
-        } else if (const auto* difference = dynamic_cast<const Difference*>(&part)) {
-            multiply(*difference->parts()[0]);
-            for (size_t i = 1; i < difference->parts().size(); ++i) taken.insert(difference->parts()[i]->identity());
+// A | A is A, also where that is a product, which then joins one around it.
+std::unique_ptr<Normal> Union::normal() const {
+    auto sum = std::make_unique<Normal>();
+    std::unique_ptr<Normal> last;
+    for (const PatternRef& part : parts()) {
+        last = normal_of(*part);
+        if (last && last->is_sum) sum->parts.merge(last->parts);
+        else sum->parts.insert(last ? last->text() : part->identity());
+    }
+    sum->is_sum = sum->parts.size() > 1;
+    return last && !sum->is_sum ? std::move(last) : std::move(sum);
+}
+
+// The product of some parts, without what is taken away. A & A is A, also where that is a union.
+std::unique_ptr<Normal> multiply(const Patterns& parts, size_t factors) {
+    auto product = std::make_unique<Normal>();
+    std::unique_ptr<Normal> last;
+    for (size_t i = 0; i < factors; ++i) {
+        last = normal_of(*parts[i]);
+        if (last && !last->is_sum) {
+            product->parts.merge(last->parts);
+            product->taken.merge(last->taken);
         } else {
-            factors.insert(part.identity());
+            product->parts.insert(last ? last->text() : parts[i]->identity());
         }
     }
-};
-
-std::string join(const char* name, const std::set<std::string>& parts) {
-    if (parts.size() == 1) return *parts.begin();  // A | A is A
-    std::string out;
-    for (const std::string& part : parts) out += (out.empty() ? std::string(name) + '(' : ",") + part;
-    return out + ')';
+    for (size_t i = factors; i < parts.size(); ++i) product->taken.insert(parts[i]->identity());
+    const bool is_last = last && last->is_sum && product->parts.size() == 1 && product->taken.empty();
+    return is_last ? std::move(last) : std::move(product);
 }
 
-std::string product_identity(const Pattern& pattern) {
-    Product product;
-    product.multiply(pattern);
-    const std::string factors = join("intersection", product.factors);
-    if (product.taken.empty()) return factors;
-    std::string out = "difference(" + factors;
-    for (const std::string& part : product.taken) out += ',' + part;
-    return out + ')';
-}
-
-void collect_union(const Pattern& part, std::set<std::string>& identities) {
-    if (const auto* inner = dynamic_cast<const Union*>(&part)) {
-        for (const PatternRef& i : inner->parts()) collect_union(*i, identities);
-    } else {
-        identities.insert(part.identity());
-    }
-}
-
-std::string Union::identity() const {
-    std::set<std::string> identities;
-    collect_union(*this, identities);
-    return join("union", identities);
-}
-std::string Intersection::identity() const { return product_identity(*this); }
-std::string Difference::identity() const { return product_identity(*this); }
+std::unique_ptr<Normal> Intersection::normal() const { return multiply(parts(), parts().size()); }
+std::unique_ptr<Normal> Difference::normal() const { return multiply(parts(), 1); }
 
 // Nested operators of one kind become one: same text, same set, and loops that add a part at a time stay shallow.
 template <class Node>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The laws of equality, and only those; hashes that every process and release agrees on.
+#include <random>
+
 #include "check.h"
 #include "pattern/trees.h"
 
@@ -30,6 +32,46 @@ TEST(equal_by_the_laws) {
     CHECK(equal("per_head([0,1], causal | full, sink(1))", "per_head([0,1], full | causal, sink(1))"));
     CHECK(equal("global_keys(5,1,5)", "global_keys(1,5)"));
     CHECK(equal("(causal | full) & sink(1)", "sink(1) & (full | causal)"));
+    CHECK(equal("causal & (full & sink(1) | sink(1) & full)", "causal & full & sink(1)"));
+    CHECK(equal("causal & (full - sink(1) | full - sink(1))", "causal & full - sink(1)"));
+    CHECK(equal("causal | (full | sink(1)) & (sink(1) | full)", "causal | full | sink(1)"));
+    CHECK(equal("full - ((causal | sink(1)) & (sink(1) | causal))", "full - (causal | sink(1))"));
+}
+
+namespace {
+
+struct Spellings {
+    PatternRef plain, repeated;
+};
+
+// The same composition twice, once with parts that are there twice.
+Spellings spell(std::mt19937& random, int levels) {
+    const char* leaves[] = {"causal", "full", "sink(1)", "window(2,0)"};
+    if (levels == 0) {
+        const PatternRef leaf = parse_pattern(leaves[random() % 4]);
+        return {leaf, leaf};
+    }
+    const Spellings a = spell(random, levels - 1), b = spell(random, levels - 1);
+    const unsigned kind = random() % 3;
+    const auto join = [&](Patterns parts) {
+        return kind == 0   ? make_union(std::move(parts))
+               : kind == 1 ? make_intersection(std::move(parts))
+                           : make_difference(std::move(parts));
+    };
+    const PatternRef repeated = join({a.repeated, b.repeated});
+    const auto twice = random() % 2 ? make_union : make_intersection;
+    return {join({a.plain, b.plain}), random() % 2 ? twice({repeated, repeated}) : repeated};
+}
+
+}  // namespace
+
+TEST(repeats_make_no_difference_on_any_level) {
+    std::mt19937 random(11);
+    for (int i = 0; i < 2000; ++i) {
+        const Spellings spellings = spell(random, 1 + i % 5);
+        check::context = spellings.plain->print() + " and " + spellings.repeated->print();
+        CHECK(spellings.plain->identity() == spellings.repeated->identity());
+    }
 }
 
 TEST(equal_by_no_other_law) {
