@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "core/cancel.h"
 #include "core/math.h"
 #include "layout/build.h"
 
@@ -94,25 +95,35 @@ RankQueries take_keys(const PatternRef& pattern, const Intervals& held, Interval
 // body(range, token) for the tokens of ranges that lie in blocks which are seen.
 template <class Body>
 void each_seen(const Intervals& held, const Blocks& seen, Body body) {
+    Pace pace;
     for (size_t range = 0; range < held.size(); ++range)
-        for (int64_t token = held[range].begin; token < held[range].end; ++token)
+        for (int64_t token = held[range].begin; token < held[range].end; ++token) {
+            pace.step();
             if (seen[size_t(token / sent_together)]) body(range, token);
+        }
 }
 
 // Which rows go to some rank, and where.
 void list_shared(ExchangeLists& lists) {
+    Pace pace;
     std::vector<int32_t> next(lists.own_keys.size());  // of a row: how many places it has, then the next one to fill
-    for (const int32_t row : lists.sent) ++next[size_t(row)];
+    for (const int32_t row : lists.sent) {
+        pace.step();
+        ++next[size_t(row)];
+    }
     lists.first_place.push_back(0);
     for (size_t row = 0; row < next.size(); ++row) {
+        pace.step();
         if (!next[row]) continue;
         lists.shared.push_back(int32_t(row)), lists.shared_keys.push_back(lists.own_keys[row]);
         lists.first_place.push_back(lists.first_place.back() + next[row]);
         next[row] = lists.first_place.end()[-2];
     }
     lists.places.resize(lists.sent.size());
-    for (size_t place = 0; place < lists.sent.size(); ++place)
+    for (size_t place = 0; place < lists.sent.size(); ++place) {
+        pace.step();
         lists.places[size_t(next[size_t(lists.sent[place])]++)] = int32_t(place);
+    }
 }
 
 // Which key of the plan's a token is.
@@ -155,8 +166,12 @@ RankShare share_of(const PatternRef& pattern, const Holdings& holdings, int32_t 
     const KeyOfToken key_of(share.queries.seen);
     ExchangeLists& lists = share.lists;
     std::vector<int64_t> first_row{0};  // of each range
+    Pace pace;
     for (const Interval& range : own) {
-        for (int64_t token = range.begin; token < range.end; ++token) lists.own_keys.push_back(key_of(token));
+        for (int64_t token = range.begin; token < range.end; ++token) {
+            pace.step();
+            lists.own_keys.push_back(key_of(token));
+        }
         first_row.push_back(int64_t(lists.own_keys.size()));
     }
     lists.first_sent.push_back(0), lists.first_received.push_back(0);

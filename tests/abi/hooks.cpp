@@ -499,6 +499,34 @@ TEST(a_plan_of_many_heads_can_be_cancelled) {
     CHECK_EQ(stopper.asked, 1);
 }
 
+TEST(a_sharding_of_many_tokens_can_be_cancelled) {
+    const Pattern pattern = parse("causal");
+    auto problem = make_problem();
+    problem.batch = 1;
+    auto sharding_options = sized<spattn_sharding_options>();
+    sharding_options.ranks = 2;
+    Stopper stopper;
+    auto options = cpu_options();
+    options.cancel = Stopper::ask;
+    options.cancel_user = &stopper;
+    const Context context = make_context(options);
+    const auto make = [&](spattn_sharding** made) {
+        return spattn_sharding_create(context.get(), pattern.get(), &problem, &sharding_options, nullptr, made);
+    };
+    for (int64_t seq = 1 << 18; seq <= 1 << 27 && stopper.asked < many_answers; seq *= 2) {
+        stopper = {stopper.caller, std::numeric_limits<int64_t>::max()};
+        problem.seq_q = problem.seq_k = seq;
+        spattn_sharding* made = nullptr;
+        succeed(make(&made), "a patient host");
+        spattn_sharding_release(made);
+    }
+    CHECK(stopper.asked >= many_answers);
+    stopper = {stopper.caller};
+    spattn_sharding* made = nullptr;
+    CHECK_EQ(make(&made), SPATTN_E_CANCELLED);
+    CHECK_EQ(stopper.asked, 1);
+}
+
 // Calls of microseconds do not wait for a host's answers.
 TEST(short_runs_do_not_ask) {
     Stopper stopper;
