@@ -316,7 +316,8 @@ SPATTN_API spattn_status spattn_pattern_bsr(const spattn_tensor* row_ptr, const 
  * lacks) serves every batch entry or head of the extent; any other size must be the extent's. */
 SPATTN_API spattn_status spattn_pattern_mask(const spattn_tensor* mask, uint32_t flags, spattn_pattern** result);
 /* A mask [heads, seq_q, seq_k] sampled from a function: > 0 keeps, 0 does not, < 0 fails with SPATTN_E_CALLBACK. Called
- * on this thread, once for each pair, never after this call; heads * seq_q * seq_k at most 2^30. */
+ * on this thread, once for each pair, never after this call. heads: 1 .. 2^20; seq_q, seq_k: 1 .. 2^31 - 1; their product
+ * at most 2^30. */
 typedef int32_t (*spattn_keep_fn)(void* user, int64_t head, int64_t q, int64_t k);
 SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* user, int64_t heads, int64_t seq_q,
                                                   int64_t seq_k, spattn_pattern** result);
@@ -325,16 +326,24 @@ SPATTN_API spattn_status spattn_pattern_predicate(spattn_keep_fn keep, void* use
  * a pattern stands alone or, once, under & with patterns of other kinds, which then choose among the listed keys, and
  * under rows; all else is SPATTN_E_UNSUPPORTED, and so are questions about its keys. Lists are multisets: a key listed
  * twice counts twice; an entry below 0 or beyond the keys is absent. Statistics of a plan take all lists as full. */
-/* runtime_tokens(max): each (query, kv head) lists up to max keys. DeepSeek Sparse Attention (arXiv:2512.02556). */
+/* runtime_tokens(max): each (query, kv head) lists up to max keys. max: 1 .. 2^31 - 1. DeepSeek Sparse Attention
+ * (arXiv:2512.02556). */
 SPATTN_API spattn_status spattn_pattern_runtime_tokens(int64_t max_tokens_per_row, spattn_pattern** result);
 /* runtime_blocks(block_q,block_k,max): each (block q / block_q of query rows, kv head) lists up to max blocks J, which
- * are the keys k with k / block_k = J. NSA (arXiv:2502.11089), MoBA (arXiv:2502.13189). */
+ * are the keys k with k / block_k = J. All are 1 and more, block_q and block_k * max at most 2^31 - 1. NSA
+ * (arXiv:2502.11089), MoBA (arXiv:2502.13189). */
 SPATTN_API spattn_status spattn_pattern_runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_blocks_per_row,
                                                        spattn_pattern** result);
 
 /* 4e. Composition: A | B, A & B, A - B, transpose(P) = { k : p in P(k) }; per_head chooses a part by QUERY head,
  * per_batch by batch entry (padding masks). Parts are retained. count: 1 .. 2^16; part_of_head: [heads], part_of_batch:
- * [batch], 1 .. 2^20 entries in [0, count). Both need an extent of exactly that many heads or batch entries. */
+ * [batch], 1 .. 2^20 entries in [0, count). Both need an extent of exactly that many heads or batch entries.
+ *
+ * All that this chapter makes of patterns nests up to 200 levels deep, of which a pattern of no other is one, and has up
+ * to 2^16 parts in all: those of its parts count as well, each as often as it is there, but transposes do not. | and &
+ * take in the parts of their own kind, and - those of its first part. More is SPATTN_E_RANGE, for the argument that brings
+ * most. What plans on caches and shardings make of their pattern counts, too: `causal & P` is a level and 2 parts more,
+ * columns of rows 2 levels and 2 parts. */
 SPATTN_API spattn_status spattn_pattern_union(const spattn_pattern* const* parts, size_t count,
                                               spattn_pattern** result);
 SPATTN_API spattn_status spattn_pattern_intersection(const spattn_pattern* const* parts, size_t count,

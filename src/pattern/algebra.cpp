@@ -101,6 +101,7 @@ protected:
 
 class Union : public Algebra {
 public:
+    static constexpr Composing composing{};
     using Algebra::Algebra;
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
@@ -143,9 +144,11 @@ protected:
 
 class Intersection : public Algebra {
 public:
+    static constexpr Composing composing{.most_runtime = 1};
+
     // A part that repeats may list a key of each period, however many there are: it is asked last, about those that the
     // others have left.
-    explicit Intersection(Patterns parts) : Algebra(std::move(parts), 1) {
+    explicit Intersection(Patterns parts) : Algebra(std::move(parts), composing) {
         for (const PatternRef& part : this->parts()) in_turn_.push_back(part.get());
         std::stable_partition(in_turn_.begin(), in_turn_.end(),
                               [](const Pattern* part) { return part->period() == 1; });
@@ -333,7 +336,7 @@ std::unique_ptr<Normal> Difference::normal() const { return multiply(parts(), 1)
 // Nested operators of one kind become one: same text, same set, and loops that add a part at a time stay shallow.
 template <class Node>
 PatternRef make_flat(const Patterns& parts) {
-    check_parts(parts);
+    check_parts(parts, Node::composing);
     if (parts.size() == 1) return parts[0];
     Patterns flat;
     for (const PatternRef& part : parts) {
@@ -359,9 +362,9 @@ PatternRef make_union(Patterns parts) { return make_flat<Union>(parts); }
 PatternRef make_intersection(Patterns parts) { return make_flat<Intersection>(parts); }
 
 PatternRef make_difference(PatternRef a, PatternRef b) {
-    require(bool(a), SPATTN_E_NULL, "a", "is NULL; accepted: a pattern");
-    require(bool(b), SPATTN_E_NULL, "b", "is NULL; accepted: a pattern");
-    return make_difference(Patterns{std::move(a), std::move(b)});
+    Patterns parts{std::move(a), std::move(b)};
+    check_parts(parts, {[](size_t part) { return std::string(part == 0 ? "a" : "b"); }});
+    return make_difference(std::move(parts));
 }
 
 PatternRef make_difference(Patterns parts) {

@@ -76,7 +76,6 @@ void Columns::check(const Extent& extent) const {
 }
 
 PatternRef make_columns_of(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_k, bool is_from_zero) {
-    require(bool(inner), SPATTN_E_NULL, "inner", "is NULL; accepted: a pattern");
     return make_ref<Columns>(std::move(inner), Ranges(std::move(bounds), seq_k, "seq_k"), is_from_zero);
 }
 

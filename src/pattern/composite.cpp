@@ -10,26 +10,44 @@ namespace spattn {
 
 // Recursion over 200 levels, of texts and of all that is asked of patterns, stays within a thread's stack of 128 KiB. Only
 // a plan of so many grids in grids takes 160.
-constexpr int32_t most_levels = 200, most_nodes = 1 << 16;
+constexpr int32_t most_levels = 200, most_parts = 1 << 16;
 
-Composite::Composite(Patterns parts, int most_runtime) : parts_(std::move(parts)) {
-    int64_t sum = 1;
-    for (const PatternRef& part : parts_) {
-        if (part->runtime() && --most_runtime < 0) {
-            fail(SPATTN_E_UNSUPPORTED, "pattern",
-                 text("has ", part->print(), ", whose lists are given at run time, where its keys must be known; "
+namespace {
+
+int64_t count_nodes(const Patterns& parts) {
+    int64_t nodes = 0;
+    for (const PatternRef& part : parts) nodes += part->nodes;
+    return nodes;
+}
+
+}  // namespace
+
+void check_parts(const Patterns& parts, const Composing& composing) {
+    require(!parts.empty(), SPATTN_E_RANGE, "count", "is 0; accepted: 1 and more");
+    int left = composing.most_runtime;
+    size_t largest = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+        const PatternRef& part = parts[i];
+        if (!part) fail(SPATTN_E_NULL, composing.name_of(i), "is NULL; accepted: a pattern");
+        if (part->runtime() && --left < 0)
+            fail(SPATTN_E_UNSUPPORTED, composing.name_of(i),
+                 text("is ", part->print(), ", whose lists are given at run time, where its keys must be known; "
                       "accepted: such a pattern alone, or one of them under & with others"));
-        }
-        levels = std::max(levels, part->levels + 1);
-        sum += part->nodes;
+        if (part->levels >= most_levels)
+            fail(SPATTN_E_RANGE, composing.name_of(i),
+                 text("makes a pattern that nests ", part->levels + 1, " levels deep; accepted: up to ", most_levels));
+        if (part->nodes > parts[largest]->nodes) largest = i;
     }
-    if (levels > most_levels) {
-        fail(SPATTN_E_RANGE, "pattern", text("nests ", levels, " levels deep; accepted: up to ", most_levels));
-    }
-    if (sum > most_nodes) {
-        fail(SPATTN_E_RANGE, "pattern", text("has ", sum, " parts in all; accepted: up to ", most_nodes));
-    }
-    nodes = int32_t(sum);
+    const int64_t inside = composing.nodes + count_nodes(parts) - 1;
+    if (inside > most_parts)
+        fail(SPATTN_E_RANGE, composing.name_of(largest),
+             text("makes a pattern with ", inside, " parts in all; accepted: up to ", most_parts));
+}
+
+Composite::Composite(Patterns parts, const Composing& composing) : parts_(std::move(parts)) {
+    check_parts(parts_, composing);
+    for (const PatternRef& part : parts_) levels = std::max(levels, part->levels + 1);
+    nodes = int32_t(composing.nodes + count_nodes(parts_));
 }
 
 void Composite::selection(const Plane& plane, Key& key) const {
@@ -89,13 +107,6 @@ int64_t Composite::modulus_of_parts() const {
     int64_t modulus = 0;
     for (const PatternRef& part : parts_) modulus = std::gcd(modulus, part->modulus());
     return modulus;
-}
-
-void check_parts(const Patterns& parts) {
-    require(!parts.empty(), SPATTN_E_RANGE, "count", "is 0; accepted: 1 and more");
-    for (size_t i = 0; i < parts.size(); ++i) {
-        if (!parts[i]) fail(SPATTN_E_NULL, text("parts[", i, "]"), "is NULL; accepted: a pattern");
-    }
 }
 
 }  // namespace spattn

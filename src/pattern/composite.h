@@ -6,11 +6,24 @@
 
 namespace spattn {
 
+inline std::string name_in_list(size_t part) { return text("parts[", part, ']'); }
+
+// How a composition takes its parts.
+struct Composing {
+    std::string (*name_of)(size_t part) = name_in_list;  // the argument that a part came as
+    int most_runtime = 0;                                // so many may have their lists given at run time
+    int nodes = 1;  // that the composition adds: none where its closed form has one for each part instead
+};
+inline constexpr Composing of_inner{[](size_t) { return std::string("inner"); }};
+
+// Fails where there is no part, one is null, they nest too deep or are too many (see Pattern::levels), or more than may
+// be have lists given at run time.
+void check_parts(const Patterns& parts, const Composing& composing = {});
+
 class Composite : public Pattern {
 public:
-    // Fails where the parts nest too deep or are too many: see Pattern::levels. Of the parts, up to most_runtime may
-    // have their lists given at run time.
-    explicit Composite(Patterns parts, int most_runtime = 0);
+    // Checks its parts.
+    explicit Composite(Patterns parts, const Composing& composing = {});
     void selection(const Plane& plane, Key& key) const override;
     void check(const Extent& extent) const override;
     bool counts_rows() const override;
@@ -29,9 +42,6 @@ protected:
 private:
     Patterns parts_;
 };
-
-// At least one part, none null.
-void check_parts(const Patterns& parts);
 
 // A part's text, in parentheses where its operator binds looser than its place or would group otherwise.
 enum class Place { of_union, first_of_product, of_product };

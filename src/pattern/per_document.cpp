@@ -12,7 +12,7 @@ namespace {
 class PerDocument : public Composite {
 public:
     PerDocument(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k)
-        : Composite({std::move(inner)}), cu_q_(std::move(cu_q)), cu_k_(std::move(cu_k)) {}
+        : Composite({std::move(inner)}, of_inner), cu_q_(std::move(cu_q)), cu_k_(std::move(cu_k)) {}
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override;
     Coverage classify(const Plane& plane, const Block& block, Key& key, bool& known) const override;
@@ -164,7 +164,6 @@ void check_cu(const std::vector<int64_t>& cu, const char* argument) {
 }  // namespace
 
 PatternRef make_per_document(PatternRef inner, std::vector<int64_t> cu_q, std::vector<int64_t> cu_k) {
-    require(bool(inner), SPATTN_E_NULL, "inner", "is NULL; accepted: a pattern");
     check_cu(cu_q, "cu_q");
     check_cu(cu_k, "cu_k");
     if (cu_q.size() != cu_k.size()) {

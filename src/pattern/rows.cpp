@@ -64,7 +64,6 @@ void Rows::check(const Extent& extent) const {
 }
 
 PatternRef make_rows_of(PatternRef inner, std::vector<int64_t> bounds, int64_t seq_q, bool is_from_zero) {
-    require(bool(inner), SPATTN_E_NULL, "inner", "is NULL; accepted: a pattern");
     return make_ref<Rows>(std::move(inner), Ranges(std::move(bounds), seq_q, "seq_q"), is_from_zero);
 }
 

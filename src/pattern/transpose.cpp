@@ -10,9 +10,12 @@
 namespace spattn {
 namespace {
 
+// The closed form of a composition is made of transposes of its parts, of which there are as many as may be already.
+constexpr Composing of_pattern{.name_of = [](size_t) { return std::string("pattern"); }, .nodes = 0};
+
 class Transpose : public Composite {
 public:
-    explicit Transpose(PatternRef pattern) : Composite({pattern}), closed_(pattern->transposed()) {}
+    explicit Transpose(PatternRef pattern) : Composite({pattern}, of_pattern), closed_(pattern->transposed()) {}
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
         if (closed_) return closed_->keys(plane, row, clip, out);
@@ -61,7 +64,7 @@ private:
 // The queries at the positions that `constant` lists see every key; the others see none.
 class QuerySide : public Composite {
 public:
-    explicit QuerySide(PatternRef constant) : Composite({std::move(constant)}) {}
+    explicit QuerySide(PatternRef constant) : Composite({std::move(constant)}, of_pattern) {}
 
     void keys(const Plane& plane, int64_t row, Interval clip, Intervals& out) const override {
         const int64_t p = plane.position(row);
@@ -98,7 +101,6 @@ private:
 PatternRef make_query_side(PatternRef constant) { return make_ref<QuerySide>(std::move(constant)); }
 
 PatternRef make_transpose(PatternRef pattern) {
-    require(bool(pattern), SPATTN_E_NULL, "pattern", "is NULL; accepted: a pattern");
     return make_ref<Transpose>(std::move(pattern));
 }
 

@@ -133,7 +133,9 @@ TEST(lists_stand_alone_or_once_under_and) {
     const Pattern lists = runtime_tokens(8);
     const spattn_pattern* both[] = {lists.get(), lists.get()};
     spattn_pattern* result = nullptr;
-    demand("of two", "spattn_pattern_union", spattn_pattern_union(both, 2, &result), SPATTN_E_UNSUPPORTED, "pattern");
+    demand("of two", "spattn_pattern_union", spattn_pattern_union(both, 2, &result), SPATTN_E_UNSUPPORTED, "parts[0]");
+    demand("taken away", "spattn_pattern_difference", spattn_pattern_difference(parse("causal").get(), lists.get(), &result),
+           SPATTN_E_UNSUPPORTED, "b");
     CHECK(std::string(spattn_last_error_text()).find(message) != std::string::npos);
 }
 

@@ -177,7 +177,7 @@ TEST(columns) {
         {{"no range", call("causal", {}, 9), SPATTN_E_SHAPE, "ranges"},
          {"an end behind the keys", call("causal", {0, 2, 8, 10}, 9), SPATTN_E_RANGE, "ranges"},
          {"no keys", call("causal", {0, 2}, 0), SPATTN_E_RANGE, "seq_k"},
-         {"lists of a call", call("runtime_tokens(2)", {0, 2}, 9), SPATTN_E_UNSUPPORTED, "pattern"}});
+         {"lists of a call", call("runtime_tokens(2)", {0, 2}, 9), SPATTN_E_UNSUPPORTED, "inner"}});
 }
 
 TEST(texts_with_numbers_out_of_range) {

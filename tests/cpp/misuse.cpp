@@ -174,7 +174,7 @@ TEST(lists_and_texts) {
         demand("SPATTN_E_RANGE", "ranges", [=] { make(sa::causal(), {{0, 4}, {4, 9}}, 8); });
         demand("SPATTN_E_RANGE", "ranges", [=] { make(sa::causal(), {{4, 4}}, 8); });
     }
-    demand("SPATTN_E_UNSUPPORTED", "pattern", [] { sa::columns(sa::runtime_tokens(8), {{0, 4}}, 8); });
+    demand("SPATTN_E_UNSUPPORTED", "inner", [] { sa::columns(sa::runtime_tokens(8), {{0, 4}}, 8); });
     sa::Extent three;
     three.seq_q = 3, three.seq_k = 8;
     demand("SPATTN_E_SHAPE", "pattern", [&] { sa::rows(sa::causal(), {{0, 4}}, 8).stats(three); });

@@ -119,7 +119,7 @@ TEST(grids) {
     refuses(SPATTN_E_RANGE, "sizes", [&] { make_grid({forever, forever, 2}, {}, {full, full, full}); });
     refuses(SPATTN_E_RANGE, "tile[0]", [&] { make_grid({4, 4}, {3, 1}, {full, full}); });
     refuses(SPATTN_E_RANGE, "tile[1]", [&] { make_grid({4, 4}, {4, 0}, {full, full}); });
-    refuses(SPATTN_E_UNSUPPORTED, "pattern", [&] { make_grid({4}, {}, {make_runtime_tokens(2)}); });
+    refuses(SPATTN_E_UNSUPPORTED, "parts[0]", [&] { make_grid({4}, {}, {make_runtime_tokens(2)}); });
     // A part is meant on the places of its axis, whatever the extent.
     const PatternRef tree = make_grid({2, 3}, {}, {full, make_tree({-1, 0, 0})});
     tree->check({1, 1, 40, 50, 10});
@@ -197,7 +197,7 @@ TEST(compositions_are_bounded) {
     CHECK(!kept.empty());
 
     PatternRef wide = make_causal();  // shared parts double what a walk visits with each level
-    refuses(SPATTN_E_RANGE, "pattern", [&] {
+    refuses(SPATTN_E_RANGE, "a", [&] {
         for (int i = 0; i < 100; ++i) {
             wide = make_difference(make_intersection({wide, make_full()}), make_transpose(wide));
         }
@@ -206,4 +206,16 @@ TEST(compositions_are_bounded) {
     PatternRef flat = make_causal();  // one part at a time: as wide as it gets, but no deeper
     for (int i = 0; i < 1000; ++i) flat = make_union({flat, make_sink(i)});
     CHECK_EQ(flat->levels, 2);
+
+    constexpr size_t most = 1 << 16;
+    const PatternRef most_parts = make_union(Patterns(most, make_causal()));
+    for (const auto& make : {make_union, make_intersection, +[](Patterns parts) { return make_difference(parts); }})
+        CHECK_EQ(make(Patterns(most, make_causal()))->levels, 2);
+    CHECK_EQ(make_transpose(make_transpose(most_parts))->levels, 4);
+    refuses(SPATTN_E_RANGE, "parts[0]", [&] { make_union({most_parts, make_full()}); });
+    refuses(SPATTN_E_RANGE, "parts[1]", [&] { make_intersection({make_full(), most_parts}); });
+    refuses(SPATTN_E_RANGE, "parts[1]", [&] { make_per_head({make_full(), deep}, {0}); });
+    refuses(SPATTN_E_RANGE, "inner", [&] { make_rows(most_parts, {0, 1}, 1); });
+    refuses(SPATTN_E_RANGE, "b", [&] { make_difference(make_full(), deep); });
+    refuses(SPATTN_E_RANGE, "pattern", [&] { make_transpose(deep); });
 }

@@ -231,7 +231,7 @@ TEST(columns_that_break_the_rules) {
         refuses(SPATTN_E_RANGE, "seq_k", [&] { make_columns(full, {0, 1}, bad); });
     refuses(SPATTN_E_SHAPE, "ranges", [&] { make_columns(full, {}, 9); });
     refuses(SPATTN_E_RANGE, "ranges", [&] { make_columns(full, {0, 1, 9, 10}, 9); });
-    refuses(SPATTN_E_UNSUPPORTED, "pattern", [] { make_columns(make_runtime_tokens(3), {0, 1}, 9); });
+    refuses(SPATTN_E_UNSUPPORTED, "inner", [] { make_columns(make_runtime_tokens(3), {0, 1}, 9); });
     const PatternRef six = make_columns(make_csr(ints({0, 1, 1}), ints({2}), 3, false), {1, 3, 0, 2, 1, 3}, 3);
     six->check({1, 1, 2, 6, 77});
     for (const Extent& e : {Extent{1, 1, 2, 3, 0}, Extent{1, 1, 2, 5, 0}, Extent{1, 1, 2, 7, 0}, Extent{1, 1, 3, 6, 0}})
