@@ -389,10 +389,10 @@ SPATTN_API spattn_status spattn_pattern_rows(const spattn_pattern* inner, const 
 SPATTN_API spattn_status spattn_pattern_columns(const spattn_pattern* inner, const spattn_tensor* ranges, int64_t seq_k,
                                                 spattn_pattern** result);
 
-/* 4f. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. Lists
- * print inline up to 64 numbers in all, beyond that as `documents(#hash)`, which parse refuses. Two-call form: `needed`
- * gets the bytes with the final 0; with capacity 0 nothing is written, with too small a capacity the call fails with
- * SPATTN_E_RANGE. */
+/* 4f. Text. `|` binds loosest; `&` and `-` equally, left to right; spaces are free. parse(print(p)) equals p. The
+ * lists of one constructor print inline up to 64 numbers together, beyond that as `documents(#hash)`, which parse
+ * refuses. Two-call form: `needed` gets the bytes with the final 0; with capacity 0 nothing is written, with too small a
+ * capacity the call fails with SPATTN_E_RANGE. */
 SPATTN_API spattn_status spattn_pattern_parse(const char* text, spattn_pattern** result);
 SPATTN_API spattn_status spattn_pattern_print(const spattn_pattern* pattern, char* buffer, size_t capacity,
                                               size_t* needed);

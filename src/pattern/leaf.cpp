@@ -20,11 +20,14 @@ std::string list(const std::vector<int64_t>& numbers) {
     return out;
 }
 
-std::string short_list(const std::vector<int64_t>& numbers, const std::string& identity) {
-    if (numbers.size() <= printed_numbers) return list(numbers);
+std::string hash_of(const std::string& identity) {
     char hash[20];
     std::snprintf(hash, sizeof hash, "#%016llx", static_cast<unsigned long long>(hash_identity(identity)));
     return hash;
+}
+
+std::string short_list(const std::vector<int64_t>& numbers, const std::string& identity) {
+    return numbers.size() <= printed_numbers ? list(numbers) : hash_of(identity);
 }
 
 std::string ListLeaf::print() const {

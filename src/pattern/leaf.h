@@ -27,6 +27,7 @@ constexpr size_t printed_numbers = 64;
 
 // "1,5,9"; short_list gives "#hash" of the identity instead where the list is long.
 std::string list(const std::vector<int64_t>& numbers);
+std::string hash_of(const std::string& identity);
 std::string short_list(const std::vector<int64_t>& numbers, const std::string& identity);
 
 // A list as given, which prints; `canonical` is what equality compares.

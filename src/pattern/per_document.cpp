@@ -142,8 +142,9 @@ void PerDocument::check(const Extent& extent) const {
 }
 
 std::string PerDocument::print() const {
-    return "per_document([" + short_list(cu_q_, list(cu_q_)) + "], [" + short_list(cu_k_, list(cu_k_)) + "], " +
-           inner().print() + ')';
+    const bool is_short = cu_q_.size() + cu_k_.size() <= printed_numbers;
+    const auto print_list = [&](const std::vector<int64_t>& cu) { return is_short ? list(cu) : hash_of(list(cu)); };
+    return "per_document([" + print_list(cu_q_) + "], [" + print_list(cu_k_) + "], " + inner().print() + ')';
 }
 
 std::string PerDocument::identity() const {

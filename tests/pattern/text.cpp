@@ -184,6 +184,19 @@ TEST(deep_and_wide_texts_end_in_an_error_or_a_pattern) {
     CHECK(complaint(std::string(100000, '(')).size() < 100);
 }
 
+// Lists that stand beside each other print inline together or not at all.
+TEST(two_lists_print_inline_up_to_64_numbers_together) {
+    for (int64_t documents : {31, 32}) {
+        std::vector<int64_t> cu(size_t(documents) + 1);
+        std::iota(cu.begin(), cu.end(), 0);
+        const PatternRef pattern = make_per_document(make_causal(), cu, cu);
+        const std::string text = pattern->print();
+        CHECK_EQ(text.find('#') == std::string::npos, 2 * cu.size() <= 64);
+        if (2 * cu.size() <= 64) CHECK_EQ(reprint(text), text);
+        else CHECK(complaint(text).find("a long list printed by its hash") != std::string::npos);
+    }
+}
+
 // As many parts as a pattern may have, of each operator: one after the other they would take minutes.
 TEST(long_chains_take_no_time) {
     for (const char* sign : {" & ", " - ", " | "}) {
