@@ -634,7 +634,22 @@ inline Pattern runtime_blocks(int64_t block_q, int64_t block_k, int64_t max_bloc
 }
 
 inline Pattern parse(const char* text) { return detail::make(spattn_pattern_parse, text); }
-inline Pattern parse(const std::string& text) { return parse(text.c_str()); }
+// A byte of 0 in the text, where C would take it to end, is SPATTN_E_FORMAT with its column, as any other sign that no
+// pattern has. (Without exceptions last_failure tells of a byte of 1.)
+inline Pattern parse(const std::string& text) {
+    const std::size_t zero = text.find('\0');
+    if (zero == std::string::npos) return parse(text.c_str());
+#ifdef SPARSEATTN_NO_EXCEPTIONS
+    std::string marked = text;
+    marked[zero] = '\1';
+    return parse(marked.c_str());
+#else
+    throw Error({SPATTN_E_FORMAT, 0, 0,
+                 "spattn_pattern_parse: argument text column " + std::to_string(zero + 1) +
+                     ": found byte 0; accepted: a text without it",
+                 "text", "spattn_pattern_parse"});
+#endif
+}
 inline Pattern load(const void* bytes, std::size_t size) { return detail::make(spattn_pattern_load, bytes, size); }
 inline Pattern load(const std::vector<unsigned char>& bytes) { return load(bytes.data(), bytes.size()); }
 

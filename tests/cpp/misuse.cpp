@@ -146,6 +146,15 @@ TEST(numbers) {
 TEST(lists_and_texts) {
     for (const char* text : {"", "cuasal", "causal &", "window(1)", "window(-2,0)", "(causal", "causal\xff"})
         demand("SPATTN_E_FORMAT", "text", [=] { sa::parse(text); });
+    for (const std::string text : {std::string("causal\0 & sink(4)", 17), std::string("full\0", 5), std::string(1, '\0')}) {
+        demand("SPATTN_E_FORMAT", "text", [=] { sa::parse(text); });
+        try {
+            sa::parse(text);
+        } catch (const sa::Error& error) {
+            const std::string place = "column " + std::to_string(text.find('\0') + 1) + ": found byte 0";
+            CHECK(std::string(error.what()).find(place) != std::string::npos);
+        }
+    }
     demand("SPATTN_E_NULL", "text", [] { sa::parse(static_cast<const char*>(nullptr)); });
     demand("SPATTN_E_FORMAT", "bytes", [] { sa::load(std::vector<unsigned char>{1, 2, 3}); });
     demand("SPATTN_E_NULL", "bytes", [] { sa::load(nullptr, 8); });
