@@ -7,6 +7,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/error.h"
@@ -15,9 +16,24 @@
 
 namespace spattn {
 
+// What is accepted where a pointer may not be NULL.
+inline const char* pointee(const spattn_pattern*) { return "a pattern"; }
+inline const char* pointee(const spattn_context*) { return "a context"; }
+inline const char* pointee(const spattn_plan*) { return "a plan"; }
+inline const char* pointee(const spattn_sharding*) { return "a sharding"; }
+inline const char* pointee(const spattn_tensor*) { return "a tensor"; }
+inline const char* pointee(const char*) { return "a text"; }
+inline const char* pointee(char*) { return "room for the text"; }
+template <class T>
+const char* pointee(T*) {
+    if constexpr (!std::is_const_v<T>) return "where to write the result";
+    else if constexpr (std::is_class_v<T>) return "a struct with its struct_size";
+    else return "an array";
+}
+
 template <class T>
 T& required(T* pointer, const char* argument, Where where = Where::current()) {
-    if (!pointer) fail(SPATTN_E_NULL, argument, "is NULL", where);
+    if (!pointer) fail(SPATTN_E_NULL, argument, text("is NULL; accepted: ", pointee(pointer)), where);
     return *pointer;
 }
 

@@ -249,7 +249,7 @@ spattn_status spattn_pattern_save(const spattn_pattern* pattern, void* buffer, s
         }
         const std::string bytes = save_pattern(*pattern);
         if (needed) *needed = bytes.size();
-        require(buffer != nullptr, SPATTN_E_NULL, "buffer", "is NULL");
+        require(buffer != nullptr, SPATTN_E_NULL, "buffer", "is NULL; accepted: room for the bytes");
         if (capacity < bytes.size()) {
             fail(SPATTN_E_RANGE, "capacity", text("is ", capacity, "; accepted: 0 to ask, or at least ", bytes.size()));
         }

@@ -67,7 +67,7 @@ void check_dtype(const spattn_tensor& t, const char* argument, std::initializer_
 void check_shape(const spattn_tensor& t, const char* argument, std::span<const int64_t> shape) {
     if (t.ndim != int32_t(shape.size()))
         fail(SPATTN_E_SHAPE, argument, text("has ", t.ndim, " axes; accepted: ", describe_shape(shape)));
-    if (!t.shape) fail(SPATTN_E_NULL, argument, "has a NULL shape");
+    if (!t.shape) fail(SPATTN_E_NULL, argument, "has a NULL shape; accepted: the size of each axis");
     const std::span given(t.shape, shape.size());
     int64_t count = 1;
     for (size_t i = 0; i < shape.size(); ++i) {
@@ -96,14 +96,14 @@ std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& t, const char*
         }
         reach += stride * std::max<int64_t>(t.shape[i] - 1, 0);
     }
-    if (reach > addressable) fail(SPATTN_E_LAYOUT, argument, "has strides that reach beyond any address space");
+    if (reach > addressable) fail(SPATTN_E_LAYOUT, argument, text("has strides that reach ", reach, " elements far; accepted: up to ", addressable));
     return strides;
 }
 
 void* tensor_data(const spattn_tensor& t, const char* argument, std::span<const int64_t> strides) {
     if (!t.data) {
         if (elements(t) == 0) return nullptr;
-        fail(SPATTN_E_NULL, argument, "has NULL data");
+        fail(SPATTN_E_NULL, argument, "has NULL data; accepted: memory, or NULL of a tensor without elements");
     }
     const uintptr_t bytes = t.dtype.bits / 8u, room = UINTPTR_MAX - reinterpret_cast<uintptr_t>(t.data);
     if (t.byte_offset > room || span_bytes(t, strides) > room - t.byte_offset)

@@ -111,6 +111,7 @@ void demand(const std::string& what, const char* function, spattn_status got, sp
         CHECK_EQ(std::string(error.argument), argument);
         CHECK_EQ(std::string(error.message), spattn_last_error_text());
         CHECK(std::string(error.message).find(argument) != std::string::npos);
+        if (got == SPATTN_E_NULL) CHECK(std::string(error.message).find("; accepted: ") != std::string::npos);
         CHECK(error.line > 0);
     }
     check::context.clear();
