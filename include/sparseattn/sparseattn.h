@@ -153,8 +153,9 @@ typedef void (*spattn_free_fn)(void* user, spattn_device device, void* memory, s
 typedef int32_t (*spattn_parallel_for_fn)(void* user, int64_t tasks, void (*body)(void* argument, int64_t task),
                                           void* argument);
 
-/* Asked during spattn_plan_create, a run on the CPU, and a question of 4g, some 20 ms apart, on the thread that made the
- * call: not 0 ends it with SPATTN_E_CANCELLED, and what a run or a question has written means nothing. */
+/* Asked during spattn_plan_create, spattn_sharding_create, a run on the CPU, and a question of 4g, on the thread that made
+ * the call: some 20 ms apart, or after a step that takes longer, as a long row does of SPATTN_PLAN_REFERENCE, and a table
+ * of gigabytes. Not 0 ends the call with SPATTN_E_CANCELLED, and what a run or a question has written means nothing. */
 typedef int32_t (*spattn_cancel_fn)(void* user);
 
 typedef struct spattn_context_options {
