@@ -32,7 +32,7 @@ struct Signature {
 };
 
 std::vector<Signature> sign_columns(const std::vector<Slice>& lists, const std::vector<Run>& runs, int32_t columns) {
-    std::vector<Signature> signatures = make_table<Signature>(size_t(columns) + 1);  // first as differences between neighbours
+    auto signatures = make_table<Signature>(size_t(columns) + 1);  // first as differences between neighbours
     Pace pace;
     for (size_t list = 0; list < lists.size(); ++list)
         for (int32_t r = lists[list].begin; r < lists[list].end; ++r) {

@@ -24,7 +24,10 @@ struct Rectangle {
 // Cuts the columns into segments: those of one segment have had their present mask since the same row.
 class Segments {
 public:
-    Segments(int32_t columns) : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(make_table<int32_t>(columns)) { begin(0, 0); }
+    Segments(int32_t columns)
+        : columns_(columns), starts_(size_t(columns) / 64 + 1), since_(make_table<int32_t>(columns)) {
+        begin(0, 0);
+    }
 
     int32_t since(int32_t start) const { return since_[start]; }
     bool begins(int32_t column) const { return starts_[column >> 6] >> (column & 63) & 1; }

@@ -11,8 +11,8 @@ class Cut : public Composite {
 public:
     // is_from_zero: row i stands at position i, of the extent and of the inner one, so that residue classes may be kept.
     Cut(Node node, const char* name, PatternRef inner, Ranges ranges, bool is_from_zero, int most_runtime)
-        : Composite({std::move(inner)}, {of_inner.name_of, most_runtime}), node_(node), name_(name), ranges_(std::move(ranges)),
-          is_from_zero_(is_from_zero) {}
+        : Composite({std::move(inner)}, {of_inner.name_of, most_runtime}), node_(node), name_(name),
+          ranges_(std::move(ranges)), is_from_zero_(is_from_zero) {}
 
     int64_t modulus() const override { return is_from_zero_ ? ranges_.kept_modulus(inner().modulus()) : 1; }
     PatternRef in_residue(int64_t modulus, int64_t residue) const override;
