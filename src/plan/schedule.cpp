@@ -129,8 +129,8 @@ public:
     Schedule finish() {
         const std::vector<int32_t> order = sort_queues();
         Schedule out;
-        out.tasks.resize(num_tasks_);
-        out.begin.resize(queues_.size() + 1);
+        out.tasks = make_table<Task>(num_tasks_);
+        out.begin = make_table<int32_t>(queues_.size() + 1);
         Task* end = out.tasks.data();
         Pace pace;
         for (size_t w = 0; w < order.size(); ++w) {
@@ -197,9 +197,16 @@ private:
     void sort_by_place(std::span<int32_t> order, int64_t last, PlaceOf place_of) const {
         std::vector<int32_t> at(size_t(last) + 2);
         const std::vector<int32_t> unsorted(order.begin(), order.end());
-        for (int32_t w : unsorted) ++at[size_t(place_of(queues_[size_t(w)].weight)) + 1];
+        Pace pace;
+        for (int32_t w : unsorted) {
+            pace.step();
+            ++at[size_t(place_of(queues_[size_t(w)].weight)) + 1];
+        }
         for (size_t p = 1; p < at.size(); ++p) at[p] += at[p - 1];
-        for (int32_t w : unsorted) order[size_t(at[size_t(place_of(queues_[size_t(w)].weight))]++)] = w;
+        for (int32_t w : unsorted) {
+            pace.step();
+            order[size_t(at[size_t(place_of(queues_[size_t(w)].weight))]++)] = w;
+        }
     }
 
     // Where a head begins.

@@ -156,6 +156,7 @@ private:
             const uint64_t* from = is_same ? side_.columns(stretch.mask) : &assembled_.columns[stretch.at];
             const int32_t alive = is_same ? side_.alive(stretch.mask) : side_.count_alive(from);
             if (alive == 0) continue;
+            check_cancelled();
             if (is_sparse(side_, alive))
                 for (int32_t b = stretch.first; b < stretch.first + stretch.count; ++b) list(b, from);
             else
