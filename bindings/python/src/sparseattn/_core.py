@@ -104,6 +104,9 @@ def handle_signals(user: Any) -> int:
     return 0
 
 
+_OTHER_NAMES = {"inner": "pattern"}  # of arguments of C, here
+
+
 def check(status: int) -> None:
     """Raises what the library says of the call that just ended on this thread with this status."""
     if status == lib.SPATTN_OK:
@@ -114,8 +117,11 @@ def check(status: int) -> None:
     error = sized("spattn_error")
     lib.spattn_last_error(error)
     kind = _ERRORS.get(status) or _ERRORS.get(status // 1000 * 1000) or SparseAttentionError
+    named = string(error.argument)
+    argument = _OTHER_NAMES.get(named, named)
     message = string(error.message).replace("NULL", "None")  # Python's name of what is not there
-    raise kind(message, string(lib.spattn_status_name(status)), string(error.argument))
+    message = message.replace(f"argument {named} ", f"argument {argument} ")
+    raise kind(message, string(lib.spattn_status_name(status)), argument)
 
 
 def string(text: Any) -> str:
