@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #![doc = include_str!("../README.md")]
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 use candle_core::backend::BackendStorage;
 #[cfg(feature = "cuda")]
@@ -19,7 +19,7 @@ mod cpu;
 mod gpu;
 
 /// Attention under a pattern. It keeps plans for the shapes that it has seen.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Attention {
     contexts: Arc<Mutex<Vec<(Device, Context)>>>, // of the devices that it has met
     pattern: Pattern,

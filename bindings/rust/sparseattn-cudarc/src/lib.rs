@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #![doc = include_str!("../README.md")]
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
 use sparseattn::{Context, ContextOptions, Device, Dtype, Error, ErrorKind, Memory, MemoryMut, Pass, Plan, Result};
@@ -43,6 +43,7 @@ impl<T> BufferMut<T> for CudaSlice<T> {}
 impl<T> BufferMut<T> for CudaViewMut<'_, T> {}
 
 /// A stream of cudarc, for [`Plan::scope`] and [`Context::plan_on`].
+#[derive(Debug)]
 pub struct Stream(Arc<CudaStream>);
 
 impl Stream {
@@ -124,6 +125,7 @@ unsafe impl sparseattn::Stream for Stream {
 }
 
 /// A borrowed buffer. When it is dropped, cudarc notes that the stream uses the buffer until then.
+#[derive(Debug)]
 pub struct Input<'a> {
     pointer: *mut c_void,
     elements: usize,
@@ -134,6 +136,7 @@ pub struct Input<'a> {
 }
 
 /// A buffer borrowed exclusively.
+#[derive(Debug)]
 pub struct Output<'a>(Input<'a>);
 
 // SAFETY: a buffer of cudarc is borrowed as long as `self`, and its stream waits for those who write it.

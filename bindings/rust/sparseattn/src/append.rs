@@ -6,6 +6,7 @@ use crate::{sys, Context, Problem, View, ViewMut};
 use std::ffi::c_void;
 
 /// New tokens that are being described: `run` writes them into a cache.
+#[derive(Debug)]
 #[must_use = "nothing is written before `run`"]
 pub struct Append<'a> {
     context: &'a Context,

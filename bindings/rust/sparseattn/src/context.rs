@@ -5,6 +5,7 @@ use crate::plan::{Plan, Problem};
 use crate::run::Stream;
 use crate::{sys, Device, Pattern};
 use std::ffi::{c_char, c_void, CStr};
+use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// How much a context says.
@@ -80,6 +81,18 @@ impl ContextOptions {
     }
 }
 
+impl fmt::Debug for ContextOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextOptions")
+            .field("device", &self.device)
+            .field("cpu_threads", &self.cpu_threads)
+            .field("plan_cache", &self.plan_cache)
+            .field("log", &self.log.map(|(level, _)| level))
+            .field("cancel", &self.cancel.is_some())
+            .finish()
+    }
+}
+
 /// Makes plans for one device. Clones share it, and so may threads.
 pub struct Context(*mut sys::spattn_context);
 
@@ -141,6 +154,12 @@ impl Context {
         let mut made = std::ptr::null_mut();
         check(sys::spattn_plan_create(self.0, pattern, &problem, stream, &mut made))?;
         Ok(Plan::own(made))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 #![doc = include_str!("../README.md")]
-#![warn(missing_docs)]
+#![warn(missing_docs, missing_debug_implementations)]
 
 mod append;
 mod context;

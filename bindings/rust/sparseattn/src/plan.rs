@@ -320,6 +320,15 @@ impl Drop for Plan {
     }
 }
 
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plan")
+            .field("forward", &self.kernel(Pass::Forward))
+            .field("backward", &self.kernel(Pass::Backward))
+            .finish_non_exhaustive()
+    }
+}
+
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.explain() {

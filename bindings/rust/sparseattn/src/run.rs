@@ -5,6 +5,7 @@ use crate::{sys, Append, Context, Device, Dtype, Exchange, Pass, Plan, Problem, 
 use std::alloc::Layout;
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::fmt;
 use std::marker::PhantomData;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 
@@ -67,6 +68,12 @@ impl Workspace {
     }
 }
 
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Workspace of {} bytes", self.layout.size())
+    }
+}
+
 impl Drop for Workspace {
     fn drop(&mut self) {
         // SAFETY: it was allocated with this layout.
@@ -80,7 +87,7 @@ thread_local! {
 }
 
 /// How a call is started.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Start {
     /// It returns when all is done: host memory only.
     Now,
@@ -122,6 +129,7 @@ pub(crate) fn check_beside(argument: &str, any_beside: bool) -> Result<()> {
 }
 
 /// What forward and backward have in common.
+#[derive(Debug)]
 struct Call<'a> {
     plan: &'a Plan,
     pass: Pass,
@@ -187,6 +195,7 @@ macro_rules! options {
 pub(crate) use options;
 
 /// A forward pass that is being described: `run` does it.
+#[derive(Debug)]
 #[must_use = "a pass does nothing before `run`"]
 pub struct Forward<'a> {
     call: Call<'a>,
@@ -437,6 +446,7 @@ pub struct Gradients<'a> {
 }
 
 /// A backward pass that is being described: `run` does it.
+#[derive(Debug)]
 #[must_use = "a pass does nothing before `run`"]
 pub struct Backward<'a> {
     call: Call<'a>,
@@ -589,6 +599,7 @@ impl Plan {
 }
 
 /// Passes that are waited for: see [`Plan::scope`].
+#[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     plan: &'env Plan,
     stream: *mut c_void,
@@ -597,6 +608,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 /// A pass that can only be run in its scope.
+#[derive(Debug)]
 #[must_use = "a pass does nothing before `run`"]
 pub struct Scoped<'scope, P> {
     pass: P,

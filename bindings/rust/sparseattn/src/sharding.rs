@@ -369,6 +369,7 @@ fn written<'a>((k, v): (ViewMut<'a>, impl Into<Option<ViewMut<'a>>>)) -> Keys<'a
 }
 
 /// An exchange that is being described: `run` does this rank's part of it.
+#[derive(Debug)]
 #[must_use = "nothing is moved before `run`"]
 pub struct Exchange<'a> {
     sharding: &'a Sharding,

@@ -48,6 +48,23 @@ fn plans_explain_and_count() {
     assert!(allowed.explain().unwrap().contains("f32 or TF32"));
 }
 
+/// Structs that hold these derive Debug, and `unwrap_err` wants it of what a call would have made.
+#[test]
+fn what_programs_hold_shows_itself() {
+    let options = ContextOptions::new().device(Device::Cpu).cpu_threads(3).log(LogLevel::Info, &|_, _| ());
+    let options = format!("{options:?}");
+    assert!(options.contains("Cpu") && options.contains('3') && options.contains("Some(Info)"), "{options}");
+    let (context, (q, kv)) = (context(), operands());
+    assert_eq!(context.plan(&local(), &problem().page_size(4)).unwrap_err().argument(), "problem.page_size");
+    let plan = context.plan(&local(), &problem()).unwrap();
+    let workspace = Workspace::new(&plan, Pass::Forward).unwrap();
+    assert!(format!("{workspace:?}").contains(&plan.workspace(Pass::Forward).unwrap().0.to_string()));
+    let (mut out, kv) = (vec![0f32; q.len()], View::new(&kv, &KV_SHAPE).unwrap());
+    let pass = plan.forward(View::new(&q, &SHAPE).unwrap(), kv, kv, ViewMut::new(&mut out, &SHAPE).unwrap());
+    assert!(format!("{pass:?}").contains(&plan.kernel(Pass::Forward).unwrap()));
+    assert!(!format!("{context:?}").is_empty());
+}
+
 #[test]
 fn every_element_type() {
     let (q, kv) = operands();
