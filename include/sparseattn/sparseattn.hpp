@@ -144,12 +144,28 @@ Result<T> result(spattn_status status, T&& value) {
 #endif
 
 inline uint32_t version() { return spattn_version(); }  // of the library: major * 10000 + minor * 100 + patch
+inline uint32_t abi() { return spattn_abi(); }          // of the library: the number in its shared object's name
 inline const char* build_json() { return spattn_build_json(); }
 
 inline Result<int32_t> device_count() {
     int32_t count = 0;
     const spattn_status status = spattn_device_count(&count);
     return detail::result(status, std::move(count));
+}
+
+// A kernel row of the library, named as Plan::kernel() does and SPATTN_FORCE_KERNEL reads it.
+struct Kernel {
+    const char* name;
+    bool runs_here;  // this machine can run it
+};
+
+// The kernel rows of every backend, best first.
+inline std::vector<Kernel> kernels() {
+    std::vector<Kernel> rows;
+    const int32_t count = spattn_kernel_count();
+    for (int32_t row = 0; row < count; ++row)
+        rows.push_back({spattn_kernel_name(row), spattn_kernel_runs_here(row) != 0});
+    return rows;
 }
 
 // ---- values -----------------------------------------------------------------------------------------------------

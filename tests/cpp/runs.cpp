@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a call, packed sequences, caches,
 // callbacks.
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -116,6 +117,11 @@ const sa::Pattern local = sa::causal() & (sa::window(7, 0) | sa::sink(2));
 TEST(plans_explain_and_count) {
     const sa::Plan plan = context().plan(local, small_problem());
     CHECK(plan.explain().find(plan.kernel(sa::Pass::forward)) != std::string::npos);
+    const std::vector<sa::Kernel> kernels = sa::kernels();
+    CHECK(std::any_of(kernels.begin(), kernels.end(), [&](const sa::Kernel& kernel) {
+        return kernel.runs_here && std::string(kernel.name) == plan.kernel(sa::Pass::forward);
+    }));
+    CHECK_EQ(sa::abi(), uint32_t(SPATTN_ABI));
     CHECK(plan.explain_all().size() >= plan.explain().size());
     CHECK(!plan.kernel(sa::Pass::backward) && !sa::Plan().kernel(sa::Pass::forward));
     CHECK_EQ(plan.stats().pairs, 4 * local.stats({50, 50, 1, 1, {}, 64, 64}).pairs);
