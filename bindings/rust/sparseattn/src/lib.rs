@@ -30,6 +30,12 @@ pub fn version() -> u32 {
     unsafe { sys::spattn_version() }
 }
 
+/// The number in the name of the shared library: programs work with every library of an equal one.
+pub fn abi() -> u32 {
+    // SAFETY: it has no precondition.
+    unsafe { sys::spattn_abi() }
+}
+
 /// Compiler, kernels' architectures and features of the library: one JSON object.
 pub fn build_json() -> String {
     // SAFETY: the text is static.
@@ -42,6 +48,37 @@ pub fn device_count() -> Result<usize> {
     // SAFETY: the result is an i32.
     error::check(unsafe { sys::spattn_device_count(&mut count) })?;
     Ok(count as usize)
+}
+
+/// A kernel row of the library.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Kernel {
+    /// As [`Plan::kernel`] says it, and the environment's `SPATTN_FORCE_KERNEL` reads it.
+    pub name: String,
+    /// Whether this machine can run it.
+    pub runs_here: bool,
+}
+
+/// The kernel rows of every backend of the library, best first. Where the environment has
+/// `SPATTN_FORCE_KERNEL=NAME[,NAME]`, plans consider, of each pass, only the named rows where one is named.
+///
+/// ```
+/// use sparseattn::{causal, kernels, Context, Pass, Problem};
+/// let chosen = Context::cpu()?.plan(&causal(), &Problem::new(1, 2, 64, 16))?.kernel(Pass::Forward);
+/// assert!(kernels().iter().any(|kernel| kernel.runs_here && Some(&kernel.name) == chosen.as_ref()));
+/// # Ok::<(), sparseattn::Error>(())
+/// ```
+pub fn kernels() -> Vec<Kernel> {
+    // SAFETY: rows are numbered up to the count; names are static.
+    unsafe {
+        (0..sys::spattn_kernel_count())
+            .map(|row| Kernel {
+                name: error::text(sys::spattn_kernel_name(row)),
+                runs_here: sys::spattn_kernel_runs_here(row) != 0,
+            })
+            .collect()
+    }
 }
 
 /// Opens the library of this name or path, or `libsparseattn.so.0` from where the dynamic linker looks. It must have

@@ -40,6 +40,7 @@ fn plans_explain_and_count() {
     let plan = context().plan(&local(), &problem()).unwrap();
     assert!(plan.explain().unwrap().contains(&plan.kernel(Pass::Forward).unwrap()));
     assert_eq!(plan.kernel(Pass::Backward), None);
+    assert_eq!(abi(), sys::SPATTN_ABI);
     assert!(plan.explain_all().unwrap().len() >= plan.explain().unwrap().len());
     assert_eq!(plan.to_string(), plan.explain().unwrap());
     assert_eq!(plan.stats().unwrap().pairs, 4.0 * local().stats(50).unwrap().pairs);
