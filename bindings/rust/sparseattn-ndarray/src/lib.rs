@@ -27,7 +27,7 @@ elements! {
     f32: F32, f64: F64, i32: I32, i64: I64, u8: U8, bool: BOOL, half::f16: F16, half::bf16: BF16,
 }
 
-/// Steps of the axes; one that runs backwards becomes what the library refuses and names.
+/// Steps of the axes; one that runs backwards stays negative as an i64, and the library refuses it and names it.
 fn strides<S: ndarray::RawData, D: Dimension>(array: &ArrayBase<S, D>) -> Vec<usize> {
     array.strides().iter().map(|stride| *stride as usize).collect()
 }

@@ -75,6 +75,7 @@ fn arrays_that_run_backwards_are_refused() {
     let forward = |q: sparseattn::View, out| plan.forward(q, view(&x).unwrap(), view(&x).unwrap(), out).run();
     let error = forward(view(&backwards).unwrap(), view_mut(&mut out).unwrap()).unwrap_err();
     assert_eq!((error.kind(), error.argument()), (ErrorKind::Layout, "q"));
+    assert!(error.message().contains("stride -4 on axis 1"), "{error}");
     let error = view(&noise((1, 1, 2, 2), 1).into_shape_with_order((1, 1, 1, 2, 2)).unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Shape);
 }

@@ -270,13 +270,14 @@ impl<'a> View<'a> {
         strides: Option<&[usize]>,
     ) -> Result<Self> {
         check_axes(shape, strides.unwrap_or(shape))?;
-        let array = |values: &[usize]| {
+        let array = |values: &[usize], number: fn(usize) -> i64| {
             let mut array = [0; MAX_AXES];
-            array.iter_mut().zip(values).for_each(|(to, from)| *to = crate::error::size(*from));
+            array.iter_mut().zip(values).for_each(|(to, from)| *to = number(*from));
             array
         };
-        let (axes, shape) = (shape.len(), array(shape));
-        let strides = strides.map_or_else(|| compact_strides(&shape[..axes]), array);
+        let (axes, shape) = (shape.len(), array(shape, crate::error::size));
+        // An axis of another library's that runs backwards keeps its negative stride, which the library refuses by name.
+        let strides = strides.map_or_else(|| compact_strides(&shape[..axes]), |strides| array(strides, |s| s as i64));
         let data = data as *mut c_void;
         Ok(View { data, dtype, device, stream: None, axes, shape, strides, borrow: PhantomData })
     }
