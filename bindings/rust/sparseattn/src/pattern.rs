@@ -165,7 +165,7 @@ impl Pattern {
         let mut nnz = 0;
         // SAFETY: lists that are NULL are not written.
         check(unsafe { sys::spattn_pattern_to_csr(handle, &c, head, none, none, &mut nnz) })?;
-        let mut row_ptr = zeros("row_ptr", extent.shape()?[2] + 1)?;
+        let mut row_ptr = zeros("row_ptr", extent.seq_q() + 1)?;
         let mut columns = zeros("col_idx", nnz as usize)?;
         let rows = row_ptr.len();
         let row_view = ViewMut::new(&mut row_ptr, &[rows])?;

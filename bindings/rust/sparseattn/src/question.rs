@@ -91,6 +91,10 @@ impl Extent {
         extent
     }
 
+    pub(crate) fn seq_q(&self) -> usize {
+        self.seq_q
+    }
+
     /// `[batch, heads, seq_q, seq_k]`, of what fits into memory; 0 of batch or heads is 1.
     pub(crate) fn shape(&self) -> Result<[usize; 4]> {
         let shape = [self.batch.max(1), self.heads.max(1), self.seq_q, self.seq_k];

@@ -92,6 +92,8 @@ fn questions() {
         33.0
     );
     assert_eq!((full() - full()).to_csr(12, 0).unwrap().columns, []);
+    let many = Extent::new(4, (1 << 31) - 1).batch(1 << 20).heads(1 << 20); // the lists of one of which are short
+    assert_eq!(window(1, 0).to_csr(many, 7).unwrap().columns.len(), 8);
     assert_eq!(causal().stats(Extent::new(12, 12).q_offset(12)).unwrap().pairs, 144.0);
     assert_eq!(causal().stats((1, 12)).unwrap().pairs, 12.0);
     assert_eq!(causal().stats(Extent::new(12, 12).blocks(4, 4)).unwrap().blocks_full, 3);
