@@ -71,7 +71,8 @@ impl fmt::Display for LoadError {
 /// life of the process. Any number of threads may call it; the last library that was opened serves all.
 ///
 /// # Safety
-/// A file of that name that is no libsparseattn may run any code while it is opened.
+/// A file of that name that is no libsparseattn may run any code while it is opened. Where another library was opened
+/// before, nothing that it has made is used or released any more.
 pub unsafe fn load(path: Option<&CStr>) -> Result<(), LoadError> {
     const RTLD_NOW: c_int = 2;
     let path = path.map_or(b"libsparseattn.so.0\0".as_ptr().cast(), CStr::as_ptr);

@@ -85,7 +85,8 @@ pub fn kernels() -> Vec<Kernel> {
 /// succeeded before anything else of this crate is used, which panics otherwise.
 ///
 /// # Safety
-/// A file of that name that is no libsparseattn may run any code while it is opened.
+/// A file of that name that is no libsparseattn may run any code while it is opened. Where another library was opened
+/// before, nothing that it has made, such as a pattern or a plan, is used or dropped any more.
 #[cfg(feature = "load")]
 pub unsafe fn load(path: Option<&std::path::Path>) -> Result<()> {
     use std::os::unix::ffi::OsStrExt;

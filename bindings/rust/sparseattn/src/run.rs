@@ -13,7 +13,8 @@ use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 ///
 /// # Safety
 /// `raw` is a live `cudaStream_t`, or NULL for the default stream, as long as `self` lives. When `wait` returns, with
-/// or without an error, nothing that was enqueued on it before runs any more.
+/// or without an error, nothing that was enqueued on it before runs any more. It does not panic: a scope would end, and
+/// free what a device still uses.
 pub unsafe trait Stream {
     /// The `cudaStream_t`.
     fn raw(&self) -> *mut c_void;
