@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 //! Passes on the CPU, in candle's vectors.
 use crate::{
-    another_dtype, elsewhere, lend, no_integers, on_cache, view, view_mut, whole, wrap, Appending, Lent, Pass,
+    another_dtype, append_with, backward_with, elsewhere, forward_with, lend, no_integers, view, view_mut, views,
+    whole, wrap, Appending, Lent, Pass, Role,
 };
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
@@ -72,12 +73,18 @@ fn operand<'a>((storage, layout): &'a Lent) -> Result<Operand<'a>> {
     }
 }
 
-fn integers<'a>((storage, layout): Operand<'a>) -> Result<Box<dyn Memory + 'a>> {
-    match storage {
-        CpuStorage::I32(_) => Ok(Box::new(Numbers::<&[i32]>::of((storage, layout))?)),
-        CpuStorage::I64(_) => Ok(Box::new(Numbers::<&[i64]>::of((storage, layout))?)),
-        _ => Err(no_integers(storage.dtype())),
+/// The numbers of an operand beside q, k and v.
+fn beside<'a>(role: Role, (storage, layout): Operand<'a>) -> Result<Box<dyn Memory + 'a>> {
+    match (role, storage) {
+        (Role::SinkLogits, _) => Ok(Box::new(Numbers::<&[f32]>::of((storage, layout))?)),
+        (_, CpuStorage::I32(_)) => Ok(Box::new(Numbers::<&[i32]>::of((storage, layout))?)),
+        (_, CpuStorage::I64(_)) => Ok(Box::new(Numbers::<&[i64]>::of((storage, layout))?)),
+        _ => Err(no_integers(role, storage.dtype())),
     }
+}
+
+fn all_beside<'a>(lent: &'a [(Role, Lent)]) -> Result<Vec<Box<dyn Memory + 'a>>> {
+    lent.iter().map(|(role, lent)| beside(*role, operand(lent)?)).collect()
 }
 
 impl<T: Number> Numbers<Vec<T>> {
@@ -93,18 +100,17 @@ pub(crate) fn forward<T: Number>(pass: &Pass, [q, k, v]: [Operand; 3]) -> Result
     let shape = pass.shape(q.1);
     let (mut out, mut lse) = (Numbers::<Vec<T>>::zeros(&shape), Numbers::<Vec<f32>>::zeros(&pass.lse_shape));
     let numbers = [Numbers::<&[T]>::of(q)?, Numbers::of(k)?, Numbers::of(v)?];
-    let lent = lend(&pass.place);
-    let place = lent.iter().map(|lent| integers(operand(lent)?)).collect::<Result<Vec<_>>>()?;
-    let place = place.iter().zip(&lent).map(|(numbers, (_, layout))| view(&**numbers, layout));
+    let lent = lend(&pass.beside);
+    let beside = all_beside(&lent)?;
     let (q, k, v) = (view(&numbers[0], q.1)?, view(&numbers[1], k.1)?, view(&numbers[2], v.1)?);
     let call = pass.plan.forward(q, k, v, whole(&mut out, &shape)?).lse(whole(&mut lse, &pass.lse_shape)?);
-    on_cache(call, &place.collect::<Result<Vec<_>>>()?).run().map_err(wrap)?;
+    forward_with(call, &views(&beside, &lent)?).run().map_err(wrap)?;
     pass.keep(lse.tensor(&pass.lse_shape)?);
     Ok((T::to_cpu_storage_owned(out.0), shape))
 }
 
-/// dq, dk and dv of q, k, v, out, dout and lse.
-pub(crate) fn backward<T: Number>(pass: &Pass, lent: &[Lent; 6]) -> Result<[Tensor; 3]> {
+/// dq, dk and dv of q, k, v, out, dout and lse, and the gradient of sink logits where there are some.
+pub(crate) fn backward<T: Number>(pass: &Pass, lent: &[Lent; 6]) -> Result<([Tensor; 3], Option<Tensor>)> {
     let of = |i: usize| operand(&lent[i]);
     let (q, k, v, out, dout, lse) = (of(0)?, of(1)?, of(2)?, of(3)?, of(4)?, of(5)?);
     let shapes = [q, k, v].map(|(_, layout)| layout.shape());
@@ -123,8 +129,18 @@ pub(crate) fn backward<T: Number>(pass: &Pass, lent: &[Lent; 6]) -> Result<[Tens
         dk: whole(&mut dk, shapes[1])?,
         dv: Some(whole(&mut dv, shapes[2])?),
     };
-    pass.plan.backward(saved, view(&numbers[4], dout.1)?, gradients).run().map_err(wrap)?;
-    Ok([dq.tensor(shapes[0])?, dk.tensor(shapes[1])?, dv.tensor(shapes[2])?])
+    let lent = lend(&pass.beside);
+    let beside = all_beside(&lent)?;
+    let sinks = pass.sinks();
+    let mut dsinks = sinks.map(Numbers::<Vec<f32>>::zeros);
+    let mut call =
+        backward_with(pass.plan.backward(saved, view(&numbers[4], dout.1)?, gradients), &views(&beside, &lent)?);
+    if let (Some(dsinks), Some(shape)) = (&mut dsinks, sinks) {
+        call = call.dsink_logits(whole(dsinks, shape)?);
+    }
+    call.run().map_err(wrap)?;
+    let dsinks = dsinks.zip(sinks).map(|(dsinks, shape)| dsinks.tensor(shape)).transpose()?;
+    Ok(([dq.tensor(shapes[0])?, dk.tensor(shapes[1])?, dv.tensor(shapes[2])?], dsinks))
 }
 
 pub(crate) fn append<T: Number>(
@@ -135,13 +151,10 @@ pub(crate) fn append<T: Number>(
     let dtype = cache.dtype();
     let all = T::all_mut(cache).ok_or_else(|| another_dtype(dtype))?;
     let mut cache = Numbers(all.get_mut(layout.start_offset()..).unwrap_or_default());
-    let (rows, start_numbers) = (Numbers::<&[T]>::of(new)?, integers(starts)?);
-    let lent = lend(&call.page_table);
-    let table = lent.iter().map(|lent| integers(operand(lent)?)).collect::<Result<Vec<_>>>()?;
+    let (rows, start_numbers) = (Numbers::<&[T]>::of(new)?, beside(Role::Starts, starts)?);
+    let lent = lend(&call.beside);
+    let others = all_beside(&lent)?;
     let (rows, starts) = (view(&rows, new.1)?, view(&*start_numbers, starts.1)?);
-    let mut append = call.context.append(&call.problem, (rows, None), (view_mut(&mut cache, layout)?, None), starts);
-    for (numbers, (_, layout)) in table.iter().zip(&lent) {
-        append = append.page_table(view(&**numbers, layout)?);
-    }
-    append.run().map_err(wrap)
+    let append = call.context.append(&call.problem, (rows, None), (view_mut(&mut cache, layout)?, None), starts);
+    append_with(append, &views(&others, &lent)?).run().map_err(wrap)
 }

@@ -113,6 +113,96 @@ fn every_dtype() -> Result<()> {
     Ok(())
 }
 
+/// Each row has one more score, without a value.
+fn dense_with_sinks(q: &Tensor, k: &Tensor, v: &Tensor, sinks: &Tensor) -> Result<Tensor> {
+    let (batch, heads, _, _) = q.dims4()?;
+    let scores = (q.matmul(&k.t()?.contiguous()?)? * (1.0 / (q.dims()[3] as f64).sqrt()))?;
+    let mask = Tensor::from_vec(local().to_mask(SEQ).unwrap(), (1, 1, SEQ, SEQ), &Device::Cpu)?;
+    let weights = scores.exp()?.broadcast_mul(&mask.to_dtype(scores.dtype())?)?;
+    let sinks = sinks.reshape((1, heads, 1, 1))?.broadcast_as((batch, heads, SEQ, 1))?.exp()?;
+    weights.broadcast_div(&(weights.sum_keepdim(3)? + sinks)?)?.matmul(v)
+}
+
+#[test]
+fn sinks_and_their_gradient() -> Result<()> {
+    open();
+    let (q, k, v, weights) =
+        (random((2, 3, SEQ, 8)), random((2, 3, SEQ, 8)), random((2, 3, SEQ, 5)), random((2, 3, SEQ, 5)));
+    let sinks = Var::new(&[0.5f64, -1.0, 2.0], &Device::Cpu)?;
+    let attention = Attention::new(local())?.sink_logits(&sinks);
+    let truth = dense_with_sinks(&q, &k, &v, &sinks)?;
+    let expected = (&truth * weights.as_tensor())?.sum_all()?.backward()?;
+    let swap = |x: &Tensor| x.transpose(1, 2);
+    for axes in [Axes::Bhsd, Axes::Bshd] {
+        let turned = |x: &Tensor| if axes == Axes::Bshd { swap(x) } else { Ok(x.clone()) };
+        let out = turned(&attention.clone().axes(axes).forward(&turned(&q)?, &turned(&k)?, &turned(&v)?)?)?;
+        demand_near(&out, &truth, 1e-6);
+        let loss = (out * weights.as_tensor())?.sum_all()?;
+        for got in [loss.backward()?, loss.backward()?] {
+            for operand in [&q, &k, &v, &sinks] {
+                demand_near(got.get(operand).unwrap(), expected.get(operand).unwrap(), 1e-5);
+            }
+        }
+    }
+    // Sinks alone may learn, and those that do not learn change nothing for the others.
+    let [q, k, v] = [&q, &k, &v].map(|operand| operand.as_detached_tensor());
+    let got = (attention.forward(&q, &k, &v)? * weights.as_tensor())?.sum_all()?.backward()?;
+    demand_near(got.get(&sinks).unwrap(), expected.get(&sinks).unwrap(), 1e-5);
+    let fixed = Attention::new(local())?.sink_logits(&sinks.to_dtype(DType::BF16)?.detach());
+    demand_near(&fixed.forward(&q, &k, &v)?, &truth, 1e-6); // these numbers are bfloat16, too
+    Ok(())
+}
+
+#[test]
+fn lists_of_a_call() -> Result<()> {
+    open();
+    let (q, k, v) = (random((2, 4, SEQ, 8)), random((2, 2, SEQ, 8)), random((2, 2, SEQ, 8)));
+    let expected = Attention::new(causal() & window(3, 0))?.forward(&q, &k, &v)?;
+    // The window's own keys, those that do not exist beyond the counts: as u32, they have no -1.
+    let rows: Vec<u32> = (0..SEQ as u32).flat_map(|row| (0..4).map(move |i| row.saturating_sub(i))).collect();
+    let counts: Vec<u32> = (1..=SEQ as u32).map(|keys| keys.min(4)).collect();
+    let indices = Tensor::from_vec(rows, (1, SEQ, 1, 4), &Device::Cpu)?.broadcast_as((2, SEQ, 2, 4))?;
+    let counts = Tensor::from_vec(counts, (1, SEQ, 1), &Device::Cpu)?.broadcast_as((2, SEQ, 2))?;
+    let listed = Attention::new(runtime_tokens(4))?.lists(&indices, Some(&counts));
+    let out = listed.forward(&q, &k, &v)?;
+    demand_near(&out, &expected, 1e-9);
+    let (got, expected) = (out.sqr()?.sum_all()?.backward()?, expected.sqr()?.sum_all()?.backward()?);
+    for operand in [&q, &k, &v] {
+        demand_near(got.get(operand).unwrap(), expected.get(operand).unwrap(), 1e-6);
+    }
+    Ok(())
+}
+
+#[test]
+fn decoding_packed_rows_with_sinks() -> Result<()> {
+    open();
+    let [q, k, v] = [(2, 4, SEQ, 8), (2, 2, SEQ, 8), (2, 2, SEQ, 5)].map(|dims| random(dims).as_detached_tensor());
+    let sinks = Tensor::new(&[0.5f32, -1.0, 2.0, 0.0], &Device::Cpu)?;
+    let whole = Attention::new(local())?.sink_logits(&sinks).forward(&q, &k, &v)?;
+    let attention = Attention::new(local())?.sink_logits(&sinks).axes(Axes::Thd);
+    let pages = |dim| Tensor::full(f64::NAN, (10, 8, 2, dim), &Device::Cpu);
+    let (keys, values) = (pages(8)?, pages(5)?);
+    let table = Tensor::from_vec((0..10i32).rev().collect(), (2, 5), &Device::Cpu)?;
+    // Each call brings as many tokens of each sequence as it likes.
+    let mut begins = [0i64, 0];
+    for counts in [[1usize, 3], [30, 1], [9, 36]] {
+        let rows = |x: &Tensor| {
+            let of = |entry: usize| x.get(entry)?.transpose(0, 1)?.narrow(0, begins[entry] as usize, counts[entry]);
+            Tensor::cat(&[of(0)?, of(1)?], 0)
+        };
+        let starts = Tensor::new(&begins, &Device::Cpu)?;
+        let offsets = Tensor::new(&[0i64, counts[0] as i64, (counts[0] + counts[1]) as i64], &Device::Cpu)?;
+        let attention = attention.clone().query_offsets(&offsets);
+        attention.append(&rows(&k)?, &keys, &starts, Some(&table))?;
+        attention.append(&rows(&v)?, &values, &starts, Some(&table))?;
+        let out = attention.decode(&rows(&q)?, &keys, &values, &starts, Some(&table))?;
+        demand_near(&out, &rows(&whole)?, 1e-9);
+        (0..2).for_each(|entry| begins[entry] += counts[entry] as i64);
+    }
+    assert_eq!(begins, [SEQ as i64; 2]);
+    Ok(())
+}
+
 #[test]
 fn decoding_on_a_cache() -> Result<()> {
     open();
@@ -143,8 +233,13 @@ fn wrong_calls_on_a_cache_are_errors() -> Result<()> {
     assert!(decode(&attention, &q, &starts.to_dtype(DType::F32)?, None).contains("F32"));
     assert!(decode(&attention, &q, &starts.narrow(0, 0, 1)?, None).contains("starts"));
     assert!(decode(&attention, &q, &starts, Some(&starts)).contains("rank"));
+    assert!(decode(&attention, &q.flatten(0, 1)?, &starts, None).contains("q has shape [4, 3, 8]"));
     assert!(decode(&attention, &q.to_dtype(DType::F32)?, &starts, None).contains("dtype"));
-    assert!(decode(&attention.clone().axes(Axes::Thd), &q, &starts, None).contains("Thd"));
+    let packed = attention.clone().axes(Axes::Thd);
+    assert!(decode(&packed, &q, &starts, None).contains("Thd"));
+    let rows = random((1, 3, SEQ, 8)).squeeze(0)?; // as many heads as this cache has in Axes::Thd
+    assert!(decode(&packed, &rows, &starts, None).contains("page_size"));
+    assert!(decode(&attention.clone().query_offsets(&starts), &q, &starts, None).contains("query_offsets"));
     let append = |new: &Tensor, cache: &Tensor, starts: &Tensor| {
         attention.append(new, cache, starts, None).err().unwrap().to_string()
     };
@@ -161,10 +256,21 @@ fn wrong_operands_are_errors() -> Result<()> {
     let attention = Attention::new(local())?;
     let text = |result: Result<Tensor>| result.err().unwrap().to_string();
     assert!(text(attention.forward(&q, &k, &k)).contains("heads_kv"));
-    assert!(text(attention.forward(&q, &q.to_dtype(DType::F32)?, &q)).contains("dtype"));
+    assert!(text(attention.forward(&q, &q.to_dtype(DType::F32)?, &q)).contains("k is of dtype F32"));
+    assert!(text(attention.forward(&q, &q, &q.to_dtype(DType::F16)?)).contains("v is of dtype F16"));
     assert!(text(attention.forward(&q, &q, &q.narrow(2, 0, 7)?)).contains('v'));
-    assert!(text(attention.forward(&q.flatten(0, 1)?, &q, &q)).contains("rank"));
+    assert!(text(attention.forward(&q.flatten(0, 1)?, &q, &q)).contains("q has shape [4, 40, 8]"));
+    assert!(text(attention.forward(&q, &q, &q.squeeze(0)?)).contains("v has shape"));
     assert!(text(attention.forward(&q.to_dtype(DType::U8)?, &q, &q)).contains("U8"));
     assert!(Attention::new(window(-2, 0)).is_err());
+    let sinks = Tensor::zeros(3, DType::F32, &Device::Cpu)?;
+    assert!(text(attention.clone().sink_logits(&sinks).forward(&q, &q, &q)).contains("sink_logits has shape [3]"));
+    let lists = Tensor::zeros((1, SEQ, 4, 2), DType::I64, &Device::Cpu)?;
+    assert!(text(attention.lists(&lists, None).forward(&q, &q, &q)).contains("indices"));
+    let lists = lists.to_dtype(DType::F32)?;
+    assert!(
+        text(Attention::new(runtime_tokens(2))?.lists(&lists, None).forward(&q, &q, &q)).contains("indices is of F32")
+    );
+    assert!(text(Attention::new(runtime_tokens(2))?.forward(&q, &q, &q)).contains("indices"));
     Ok(())
 }

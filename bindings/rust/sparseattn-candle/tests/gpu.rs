@@ -93,6 +93,28 @@ fn parts_of_tensors_in_other_axes() -> Result<()> {
 }
 
 #[test]
+fn sinks_and_lists_of_a_call() -> Result<()> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let operands = [(2, 4, SEQ, 64), (2, 2, SEQ, 64), (2, 2, SEQ, 48)].map(|dims| random(dims, DType::F32));
+    let run = |device: &Device| -> Result<[Tensor; 5]> {
+        let sinks = Var::new(&[0.5f32, -1.0, 2.0, 0.0], device)?;
+        let rows: Vec<u32> = (0..SEQ as u32).flat_map(|row| [row, row / 2, row / 3 + 1]).collect();
+        let rows = Tensor::from_vec(rows, (1, SEQ, 1, 3), device)?.broadcast_as((2, SEQ, 2, 3))?;
+        let attention = Attention::new(causal() & runtime_tokens(3))?.sink_logits(&sinks).lists(&rows, None);
+        let [q, k, v] = operands.each_ref().map(|host| Var::from_tensor(&host.to_device(device).unwrap()).unwrap());
+        let out = attention.forward(&q, &k, &v)?;
+        let gradients = out.sqr()?.sum_all()?.backward()?;
+        let of = |x: &Var| gradients.get(x).unwrap().clone();
+        Ok([out.detach(), of(&q), of(&k), of(&v), of(&sinks)])
+    };
+    let (got, expected) = (run(&gpu)?, run(&Device::Cpu)?);
+    for (i, name) in ["out", "dq", "dk", "dv", "dsinks"].iter().enumerate() {
+        demand_near(name, &got[i], &expected[i], 1e-4)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn decoding_on_a_cache() -> Result<()> {
     let Some(gpu) = gpu() else { return Ok(()) };
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 2e-2)] {
