@@ -399,7 +399,7 @@ fn buffers_stay_on_the_stream_that_waited_for_them() {
         plan.scope(&other, |scope| scope.forward(q, k, v, out).workspace(scratch).run())
     };
     let error = run(&other, &stream).unwrap_err();
-    assert_eq!((error.kind(), error.argument()), (ErrorKind::State, "stream"));
+    assert_eq!((error.kind(), error.argument()), (ErrorKind::State, "k"));
     run(&other, &other).unwrap();
     demand_near("out", &gpu.clone_dtoh(&result).unwrap(), &expected(&o)[0], 1e-4);
 }

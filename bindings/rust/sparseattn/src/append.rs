@@ -74,15 +74,17 @@ impl<'a> Append<'a> {
 
     /// Writes them: at once in host memory; in a scope, it may be enqueued.
     pub fn run(self) -> Result<()> {
-        let views = [Some(&self.rows.0), self.rows.1.as_ref(), Some(&self.starts), self.counts.as_ref()];
+        let rows = [Some(&self.rows.0), self.rows.1.as_ref(), Some(&self.starts), self.counts.as_ref()];
         let written = [Some(&self.cache.0), self.cache.1.as_ref()].map(|view| view.map(ViewMut::view));
         let more = [self.page_table.as_ref(), self.query_offsets.as_ref()];
         let scales = match &self.chosen {
             Some((of_keys, of_values)) => [Some(of_keys.view()), of_values.as_ref().map(ViewMut::view)],
             None => [self.k_scales.as_ref(), self.v_scales.as_ref()],
         };
-        let all = views.into_iter().chain(written).chain(more).chain(scales);
-        all.flatten().try_for_each(|view| self.start.check(view))?;
+        self.start.check_all(["k_new", "v_new", "starts", "counts"].into_iter().zip(rows))?;
+        self.start.check_all(["k", "v"].into_iter().zip(written))?;
+        self.start.check_all(["page_table", "query_offsets"].into_iter().zip(more))?;
+        self.start.check_all(["k_scales", "v_scales"].into_iter().zip(scales))?;
 
         let mut args = sized!(sys::spattn_cache_append_args);
         args.flags = if self.chosen.is_some() { sys::SPATTN_APPEND_SCALES } else { 0 };

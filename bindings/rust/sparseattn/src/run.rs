@@ -87,6 +87,9 @@ thread_local! {
     static SCRATCH: Cell<Option<Workspace>> = const { Cell::new(None) };
 }
 
+/// An operand with its name, where it is given.
+pub(crate) type Operand<'v> = (&'static str, Option<&'v View<'v>>);
+
 /// How a call is started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Start {
@@ -99,16 +102,21 @@ pub(crate) enum Start {
 impl Start {
     /// Refuses an operand in device memory where nobody would wait for the device, and one that others may still write
     /// as far as this stream knows.
-    pub(crate) fn check(self, view: &View) -> Result<()> {
+    pub(crate) fn check(self, argument: &str, view: &View) -> Result<()> {
+        let refuse = |message| Err(Error::new(ErrorKind::State, argument, format!("{argument} {message}")));
         if view.device() != Device::Cpu && matches!(self, Start::Now) {
-            let message = "an operand lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue";
-            return Err(Error::new(ErrorKind::State, "", message.into()));
+            return refuse("lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue");
         }
         if view.stream().is_some_and(|stream| stream != self.stream()) {
-            let message = "an operand is for passes on another stream; accepted: operands for that of the call";
-            return Err(Error::new(ErrorKind::State, "stream", message.into()));
+            return refuse("is for passes on another stream; accepted: operands for that of the call");
         }
         Ok(())
+    }
+
+    /// The same of several operands, some of which may be left out.
+    pub(crate) fn check_all<'v>(self, operands: impl IntoIterator<Item = Operand<'v>>) -> Result<()> {
+        let mut given = operands.into_iter().filter_map(|(argument, view)| Some((argument, view?)));
+        given.try_for_each(|(argument, view)| self.check(argument, view))
     }
 
     pub(crate) fn stream(self) -> *mut c_void {
@@ -141,15 +149,16 @@ struct Call<'a> {
 impl Call<'_> {
     /// Refuses device memory where nobody would wait for the device. Says whether there is host memory among the
     /// operands: scratch is then brought, so that the library names the operand that lies elsewhere.
-    fn check_devices<'v>(&self, operands: impl IntoIterator<Item = Option<&'v View<'v>>>) -> Result<bool> {
+    fn check_devices<'v>(&self, operands: impl IntoIterator<Item = Operand<'v>>) -> Result<bool> {
         let scratch = self.workspace.as_ref().map(|memory| memory.view());
         let (mut any_host, mut any_beside) = (false, scratch.is_none());
-        for view in operands.into_iter().flatten() {
-            self.start.check(view)?;
+        for (argument, view) in operands {
+            let Some(view) = view else { continue };
+            self.start.check(argument, view)?;
             any_host |= view.device() == Device::Cpu;
             any_beside |= scratch.is_some_and(|memory| memory.device() == view.device());
         }
-        scratch.map_or(Ok(()), |memory| self.start.check(memory))?;
+        scratch.map_or(Ok(()), |memory| self.start.check("workspace", memory))?;
         check_beside("workspace", any_beside)?;
         Ok(any_host)
     }
@@ -383,9 +392,14 @@ impl<'a> Forward<'a> {
         let of_cache =
             [self.starts.as_ref(), self.page_table.as_ref(), self.query_offsets.as_ref(), self.parents.as_ref()];
         let scales = [self.q_scales.as_ref(), self.k_scales.as_ref(), self.v_scales.as_ref()];
-        let more = of_cache.into_iter().chain(scales).chain([self.sink_logits.as_ref()]);
-        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more);
-        let any_host = self.call.check_devices(all)?;
+        let outputs = outputs.map(|view| view.map(ViewMut::view));
+        let any_host = self.call.check_devices(
+            (["out", "lse", "max_logits"].into_iter().zip(outputs))
+                .chain(["q", "k", "v", "indices", "index_counts"].into_iter().zip(inputs))
+                .chain(["starts", "page_table", "query_offsets", "parents"].into_iter().zip(of_cache))
+                .chain(["q_scales", "k_scales", "v_scales"].into_iter().zip(scales))
+                .chain([("sink_logits", self.sink_logits.as_ref())]),
+        )?;
 
         let mut args = sized!(sys::spattn_forward_args);
         let has_layout = self.same_step && self.call.workspace.is_some();
@@ -519,8 +533,14 @@ impl<'a> Backward<'a> {
         let inputs = [Some(&saved.q), Some(&saved.k), saved.v.as_ref(), Some(&saved.out), Some(&saved.lse)];
         let more = [self.dlse.as_ref(), self.indices.as_ref(), self.index_counts.as_ref(), self.sink_logits.as_ref()];
         let scales = [self.q_scales.as_ref(), self.k_scales.as_ref(), self.v_scales.as_ref()];
-        let all = outputs.map(|view| view.map(ViewMut::view)).into_iter().chain(inputs).chain(more).chain(scales);
-        let any_host = self.call.check_devices(all.chain([Some(&self.dout)]))?;
+        let outputs = outputs.map(|view| view.map(ViewMut::view));
+        let any_host = self.call.check_devices(
+            (["dq", "dk", "dv", "dsink_logits"].into_iter().zip(outputs))
+                .chain(["q", "k", "v", "out", "lse"].into_iter().zip(inputs))
+                .chain(["dlse", "indices", "index_counts", "sink_logits"].into_iter().zip(more))
+                .chain(["q_scales", "k_scales", "v_scales"].into_iter().zip(scales))
+                .chain([("dout", Some(&self.dout))]),
+        )?;
 
         let mut args = sized!(sys::spattn_backward_args);
         args.stream = self.call.start.stream();
@@ -821,9 +841,11 @@ mod tests {
         let (one, other) = (std::ptr::null_mut::<u8>().wrapping_add(8).cast(), std::ptr::null_mut());
         let memory = OnStream(vec![0.0; 4], one);
         for view in [View::of(&memory, &[4]).unwrap(), View::of_strided(&memory, &[2], &[2]).unwrap()] {
-            assert!(Start::On(one).check(&view).is_ok());
-            let refused = Start::On(other).check(&view).unwrap_err();
-            assert_eq!((refused.kind(), refused.argument()), (ErrorKind::State, "stream"));
+            assert!(Start::On(one).check("q", &view).is_ok());
+            let refused = Start::On(other).check("q", &view).unwrap_err();
+            assert_eq!((refused.kind(), refused.argument()), (ErrorKind::State, "q"));
+            let refused = Start::Now.check("q", &view).unwrap_err();
+            assert_eq!((refused.kind(), refused.argument()), (ErrorKind::State, "q"));
         }
     }
 

@@ -408,14 +408,16 @@ impl Exchange<'_> {
     /// Does it: at once in host memory; in a scope, it may be enqueued.
     pub fn run(self) -> Result<()> {
         let (memory, bytes) = self.buffer.bytes("buffer")?;
-        self.start.check(&self.buffer)?;
-        let mut any_beside = bytes == 0;
-        let scales = self.held_scales.iter().chain(&self.seen_scales);
-        for view in self.held.iter().chain(&self.seen).chain(scales).flatten() {
-            self.start.check(view)?;
-            any_beside |= view.device() == self.buffer.device();
-        }
-        check_beside("buffer", any_beside)?;
+        self.start.check("buffer", &self.buffer)?;
+        let operands = (["k", "v"].into_iter().zip(&self.held))
+            .chain(["seen_k", "seen_v"].into_iter().zip(&self.seen))
+            .chain(["k_scales", "v_scales"].into_iter().zip(&self.held_scales))
+            .chain(["seen_k_scales", "seen_v_scales"].into_iter().zip(&self.seen_scales))
+            .map(|(argument, view)| (argument, view.as_ref()));
+        self.start.check_all(operands.clone())?;
+        let device = self.buffer.device();
+        let any_beside = operands.into_iter().any(|(_, view)| view.is_some_and(|view| view.device() == device));
+        check_beside("buffer", any_beside || bytes == 0)?;
 
         let mut args = sized!(sys::spattn_exchange_args);
         args.stream = self.start.stream();

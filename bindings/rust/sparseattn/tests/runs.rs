@@ -761,7 +761,7 @@ fn device_memory_wants_a_scope() {
     let kv = View::new(&kv, &KV_SHAPE).unwrap();
     let mut out = vec![0f32; q.len()];
     let error = plan.forward(far, kv, kv, ViewMut::new(&mut out, &SHAPE).unwrap()).run().unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::State);
+    assert_eq!((error.kind(), error.argument()), (ErrorKind::State, "q"));
     let stream = Counted(Cell::new(0));
     let out = ViewMut::new(&mut out, &SHAPE).unwrap();
     let error = plan.scope(&stream, |scope| scope.forward(far, kv, kv, out).run()).unwrap_err();

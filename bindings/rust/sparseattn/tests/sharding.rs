@@ -659,7 +659,7 @@ fn exchanges_that_are_refused() {
     demand(Layout, "v", sharding.add_gradients((seen, seen), &sent, sums).run());
 
     // Device memory wants a scope, and all memory lies in one place.
-    demand(State, "", sharding.pack((far_held, far_held), far_bytes()).run());
+    demand(State, "buffer", sharding.pack((far_held, far_held), far_bytes()).run());
     let scoped = |held: (View, View), sent: ViewMut| {
         sharding.plan().scope(&Host, |scope| scope.pack(&sharding, held, sent).run())
     };
