@@ -215,6 +215,14 @@ struct is_mdspan<T, std::void_t<decltype(std::declval<T&>().data_handle()), decl
 template <class Container>
 using element_of = std::remove_pointer_t<decltype(std::declval<Container&>().data())>;
 
+// Whether a container lends the memory of another one, as spans and string views do: a const one gives the same
+// elements, where one that owns them gives const ones.
+template <class Container, class = void>
+struct is_span : std::false_type {};
+template <class T>
+struct is_span<T, std::enable_if_t<is_container<T>::value && !std::is_const_v<T> && !std::is_reference_v<T>>>
+    : std::is_same<element_of<T>, element_of<const T>> {};
+
 }  // namespace detail
 
 inline constexpr int max_axes = 4;  // of an operand of any function
@@ -293,6 +301,11 @@ template <class Container, std::enable_if_t<detail::is_container<Container>::val
 ViewOf<detail::element_of<Container>> view(Container& values) {
     const int64_t size = int64_t(values.size());
     return {values.data(), element<std::remove_const_t<detail::element_of<Container>>>::dtype, &size, nullptr, 1};
+}
+// A span that nobody keeps, as a part of another: its memory stays.
+template <class Span, std::enable_if_t<detail::is_span<Span>::value, int> = 0>
+ViewOf<detail::element_of<Span>> view(Span&& values) {
+    return view(values);
 }
 // A std::mdspan with any strided layout.
 template <class Mdspan, std::enable_if_t<detail::is_mdspan<Mdspan>::value, int> = 0>

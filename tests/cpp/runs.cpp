@@ -2,6 +2,7 @@
 // Plans and runs of sparseattn.hpp: views, strides, workspaces, half types, lists of a call, packed sequences, caches,
 // callbacks.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -208,6 +209,33 @@ TEST(strides_and_mdspans) {
     out.assign(out.size(), 0);
     plan.forward(args);
     CHECK(out == expected);
+}
+
+// The least that std::span has in common with its ancestors.
+template <class T>
+struct Span {
+    T* memory;
+    size_t count;
+    T* data() const { return memory; }
+    size_t size() const { return count; }
+    Span part(size_t begin, size_t end) const { return {memory + begin, end - begin}; }
+};
+template <class Container, class = void>
+struct is_viewed : std::false_type {};
+template <class Container>
+struct is_viewed<Container, std::void_t<decltype(sa::view(std::declval<Container>()))>> : std::true_type {};
+
+TEST(spans_may_be_temporary) {
+    std::vector<float> memory(8, 1.0f);
+    const Span<float> all{memory.data(), memory.size()};
+    const sa::View part = sa::view(all.part(2, 7));
+    CHECK(part.data() == &memory[2]);
+    CHECK_EQ(part.c().shape[0], int64_t(5));
+    CHECK_EQ(sa::view(Span<const float>{all.data(), 3}).data(), static_cast<const void*>(memory.data()));
+    // Memory of a container goes with it.
+    CHECK((is_viewed<std::vector<float>&>::value && is_viewed<const std::vector<float>&>::value));
+    CHECK((!is_viewed<std::vector<float>>::value && !is_viewed<std::string>::value));
+    CHECK((!is_viewed<std::array<float, 4>>::value && is_viewed<std::array<float, 4>&>::value));
 }
 
 TEST(half_types) {
