@@ -35,6 +35,7 @@ enum Role {
     Starts,
     PageTable,
     QueryOffsets,
+    Parents,
     Indices,
     IndexCounts,
     SinkLogits,
@@ -46,6 +47,7 @@ impl Role {
             Role::Starts => "starts",
             Role::PageTable => "page_table",
             Role::QueryOffsets => "query_offsets",
+            Role::Parents => "parents",
             Role::Indices => "indices",
             Role::IndexCounts => "index_counts",
             Role::SinkLogits => "sink_logits",
@@ -92,6 +94,13 @@ impl Attention {
     pub fn query_offsets(self, offsets: &Tensor) -> Self {
         self.with(Role::QueryOffsets, Some(offsets))
     }
+    /// The queries of an entry, in the calls of [`Attention::decode`] that follow, are drafts of several continuations,
+    /// nodes of trees, as speculative decoding verifies them: each number is that of a query's parent among those of its
+    /// entry, below its own, or -1 for a root. A query then sees no other drafts than its ancestors and itself.
+    /// `[batch, new]`, or `[new]` in [`Axes::Thd`], of i32 or i64.
+    pub fn parents(self, parents: &Tensor) -> Self {
+        self.with(Role::Parents, Some(parents))
+    }
 
     fn with(mut self, role: Role, operand: Option<&Tensor>) -> Self {
         self.beside.retain(|(other, _)| *other != role);
@@ -136,6 +145,7 @@ impl Attention {
         let problem = self.cache_problem(("q", q), ("k", k), starts, page_table)?;
         sizes(self.cache_axes(), "v", v)?;
         let beside = self.beside_with(&[(Role::Starts, Some(starts)), (Role::PageTable, page_table)])?;
+        let problem = problem.parents(beside.iter().any(|(role, _)| *role == Role::Parents));
         let pass = self.pass([q, k, v], problem, beside, DSinks::default())?;
         q.apply_op3(k, v, pass)
     }
@@ -296,6 +306,7 @@ fn forward_with<'a>(call: Forward<'a>, beside: &[(Role, View<'a>)]) -> Forward<'
         Role::Starts => call.starts(*view),
         Role::PageTable => call.page_table(*view),
         Role::QueryOffsets => call.query_offsets(*view),
+        Role::Parents => call.parents(*view),
         Role::Indices => call.indices(*view),
         Role::IndexCounts => call.index_counts(*view),
         Role::SinkLogits => call.sink_logits(*view),
@@ -308,7 +319,7 @@ fn backward_with<'a>(call: Backward<'a>, beside: &[(Role, View<'a>)]) -> Backwar
         Role::Indices => call.indices(*view),
         Role::IndexCounts => call.index_counts(*view),
         Role::SinkLogits => call.sink_logits(*view),
-        Role::Starts | Role::PageTable | Role::QueryOffsets => call,
+        Role::Starts | Role::PageTable | Role::QueryOffsets | Role::Parents => call,
     })
 }
 
@@ -316,7 +327,7 @@ fn append_with<'a>(call: Append<'a>, beside: &[(Role, View<'a>)]) -> Append<'a> 
     beside.iter().fold(call, |call, (role, view)| match role {
         Role::PageTable => call.page_table(*view),
         Role::QueryOffsets => call.query_offsets(*view),
-        Role::Starts | Role::Indices | Role::IndexCounts | Role::SinkLogits => call,
+        Role::Starts | Role::Parents | Role::Indices | Role::IndexCounts | Role::SinkLogits => call,
     })
 }
 

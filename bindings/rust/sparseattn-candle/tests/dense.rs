@@ -204,6 +204,20 @@ fn decoding_packed_rows_with_sinks() -> Result<()> {
 }
 
 #[test]
+fn drafts_are_nodes_of_trees() -> Result<()> {
+    open();
+    let parents = [-1i64, 0, 0, -1, 2, 1]; // drafts behind the text
+    let text = SEQ - parents.len();
+    let (q, k, v) = (random((1, 4, parents.len(), 8)), random((1, 2, SEQ, 8)), random((1, 2, SEQ, 8)));
+    let expected = Attention::new(tree(&parents))?.forward(&q, &k, &v)?;
+    let (starts, parents) = (Tensor::new(&[text as i64], &Device::Cpu)?, Tensor::new(&[parents], &Device::Cpu)?);
+    let attention = Attention::new(full())?.parents(&parents);
+    demand_near(&attention.decode(&q, &k, &v, &starts, None)?, &expected, 1e-9);
+    assert!(attention.forward(&q, &k, &v).err().unwrap().to_string().contains("parents"));
+    Ok(())
+}
+
+#[test]
 fn decoding_on_a_cache() -> Result<()> {
     open();
     let operands = [(2, 4, SEQ, 8), (2, 2, SEQ, 8), (2, 2, SEQ, 5)].map(|dims| random(dims).as_detached_tensor());
