@@ -8,7 +8,7 @@ use crate::tensor::{Element, View, ViewMut};
 use std::ffi::{c_void, CString};
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::ops::{BitAnd, BitOr, Sub};
+use std::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign, Sub, SubAssign};
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::str::FromStr;
 
@@ -646,11 +646,12 @@ pub fn columns<I: Index>(inner: &Pattern, ranges: &[[I; 2]], seq_k: usize) -> Pa
 }
 
 macro_rules! operator {
-    ($trait:ident, $method:ident, $made:expr) => {
+    ($trait:ident, $method:ident, $assign:ident, $assign_method:ident, $made:expr) => {
         operator!($trait, $method, $made, Pattern, Pattern);
         operator!($trait, $method, $made, Pattern, &Pattern);
         operator!($trait, $method, $made, &Pattern, Pattern);
         operator!($trait, $method, $made, &Pattern, &Pattern);
+        operator!($assign, $assign_method, $trait, $method);
     };
     ($trait:ident, $method:ident, $made:expr, $left:ty, $right:ty) => {
         impl $trait<$right> for $left {
@@ -661,10 +662,28 @@ macro_rules! operator {
             }
         }
     };
+    ($assign:ident, $assign_method:ident, $trait:ident, $method:ident) => {
+        impl $assign for Pattern {
+            fn $assign_method(&mut self, other: Pattern) {
+                *self = $trait::$method(&*self, other);
+            }
+        }
+        impl $assign<&Pattern> for Pattern {
+            fn $assign_method(&mut self, other: &Pattern) {
+                *self = $trait::$method(&*self, other);
+            }
+        }
+    };
 }
 // SAFETY: as union.
-operator!(BitOr, bitor, |parts, count, made| unsafe { sys::spattn_pattern_union(parts, count, made) });
+operator!(BitOr, bitor, BitOrAssign, bitor_assign, |parts, count, made| unsafe {
+    sys::spattn_pattern_union(parts, count, made)
+});
 // SAFETY: as union.
-operator!(BitAnd, bitand, |parts, count, made| unsafe { sys::spattn_pattern_intersection(parts, count, made) });
+operator!(BitAnd, bitand, BitAndAssign, bitand_assign, |parts, count, made| unsafe {
+    sys::spattn_pattern_intersection(parts, count, made)
+});
 // SAFETY: as union; there are two parts.
-operator!(Sub, sub, |parts, _, made| unsafe { sys::spattn_pattern_difference(*parts, *parts.add(1), made) });
+operator!(Sub, sub, SubAssign, sub_assign, |parts, _, made| unsafe {
+    sys::spattn_pattern_difference(*parts, *parts.add(1), made)
+});

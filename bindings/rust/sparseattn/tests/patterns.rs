@@ -193,6 +193,18 @@ fn wrong_texts_and_bytes() {
 }
 
 #[test]
+fn patterns_grow_in_place() {
+    common::open();
+    let mut pattern = causal();
+    pattern &= window(9, 0);
+    pattern |= &sink(4);
+    pattern -= global_keys(&[7]);
+    assert_eq!(pattern, ((causal() & window(9, 0)) | sink(4)) - global_keys(&[7]));
+    pattern &= window(-2, 0);
+    assert_eq!(pattern.check().unwrap_err().argument(), "left");
+}
+
+#[test]
 fn errors_stay_with_what_is_made_of_them() {
     let context = common::context();
     let wrong = window(-2, 0);
