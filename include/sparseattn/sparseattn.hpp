@@ -694,6 +694,9 @@ inline Pattern operator-(const Pattern& a, const Pattern& b) {
         return spattn_pattern_difference(parts[0], parts[1], result);
     });
 }
+inline Pattern& operator|=(Pattern& a, const Pattern& b) { return a = a | b; }
+inline Pattern& operator&=(Pattern& a, const Pattern& b) { return a = a & b; }
+inline Pattern& operator-=(Pattern& a, const Pattern& b) { return a = a - b; }
 namespace detail {
 inline Pattern xref_extend(const Pattern& pattern, const Numbers& token_ids, const spattn_tensor* symbols) {
     return compose({pattern}, [&](const spattn_pattern* const* parts, std::size_t, spattn_pattern** result) {

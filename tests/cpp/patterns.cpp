@@ -100,6 +100,11 @@ TEST(patterns_are_values) {
     std::unordered_set<sa::Pattern> set{one, moved, sa::sink(1) | one, one | sa::sink(1)};
     CHECK_EQ(set.size(), 2u);
     CHECK_EQ(one.hash(), moved.hash());
+    sa::Pattern grown = sa::causal();
+    ((grown &= one) |= sa::sink(4)) -= sa::global_keys({7});
+    CHECK(grown == ((sa::causal() & one) | sa::sink(4)) - sa::global_keys({7}));
+    grown -= grown;
+    CHECK_EQ(grown.stats(square).pairs, 0.0);
     std::ostringstream out;
     out << one;
     CHECK_EQ(out.str(), "window(3,0)");
