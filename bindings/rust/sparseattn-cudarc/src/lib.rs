@@ -122,6 +122,9 @@ unsafe impl sparseattn::Stream for Stream {
     fn wait(&self) -> std::result::Result<(), String> {
         self.0.synchronize().map_err(|error| error.to_string())
     }
+    fn device(&self) -> Option<Device> {
+        Some(Stream::device(self))
+    }
 }
 
 /// A borrowed buffer. When it is dropped, cudarc notes that the stream uses the buffer until then.

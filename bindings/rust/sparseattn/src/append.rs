@@ -108,7 +108,7 @@ impl<'a> Append<'a> {
     /// The stream is live, and until it has done so the memory of all views stays valid, the cache untouched but by what
     /// is enqueued on it.
     pub unsafe fn enqueue(mut self, stream: *mut c_void) -> Result<()> {
-        self.start = Start::On(stream);
+        self.start = Start::On(stream, None);
         self.run()
     }
 }

@@ -14,12 +14,17 @@ use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 /// # Safety
 /// `raw` is a live `cudaStream_t`, or NULL for the default stream, as long as `self` lives. When `wait` returns, with
 /// or without an error, nothing that was enqueued on it before runs any more. It does not panic: a scope would end, and
-/// free what a device still uses.
+/// free what a device still uses. Where `raw` is NULL and there are several GPUs, [`device`](Self::device) says whose.
 pub unsafe trait Stream {
     /// The `cudaStream_t`.
     fn raw(&self) -> *mut c_void;
     /// Waits for all that is enqueued; an error says in words why that failed.
     fn wait(&self) -> std::result::Result<(), String>;
+    /// The GPU whose stream it is. A scope then refuses operands of other GPUs: each has a default stream of its own, for
+    /// which `wait` would not wait. `None` where no other GPU can be meant.
+    fn device(&self) -> Option<Device> {
+        None
+    }
 }
 
 /// Scratch in host memory. One serves any number of calls after each other.
@@ -95,8 +100,8 @@ pub(crate) type Operand<'v> = (&'static str, Option<&'v View<'v>>);
 pub(crate) enum Start {
     /// It returns when all is done: host memory only.
     Now,
-    /// It enqueues; a scope waits.
-    On(*mut c_void),
+    /// It enqueues on this stream, of this GPU where that is known; a scope waits.
+    On(*mut c_void, Option<Device>),
 }
 
 impl Start {
@@ -104,6 +109,15 @@ impl Start {
     /// as far as this stream knows.
     pub(crate) fn check(self, argument: &str, view: &View) -> Result<()> {
         let refuse = |message| Err(Error::new(ErrorKind::State, argument, format!("{argument} {message}")));
+        if let Start::On(_, Some(device)) = self {
+            if view.device() != Device::Cpu && view.device() != device {
+                let message = format!(
+                    "{argument} lies on {:?}; accepted: where the scope's stream is, {device:?}",
+                    view.device()
+                );
+                return Err(Error::new(ErrorKind::Device, argument, message));
+            }
+        }
         if view.device() != Device::Cpu && matches!(self, Start::Now) {
             return refuse("lies in device memory; accepted here: host memory. Use Plan::scope, or enqueue");
         }
@@ -122,7 +136,7 @@ impl Start {
     pub(crate) fn stream(self) -> *mut c_void {
         match self {
             Start::Now => std::ptr::null_mut(),
-            Start::On(stream) => stream,
+            Start::On(stream, _) => stream,
         }
     }
 }
@@ -433,7 +447,7 @@ impl<'a> Forward<'a> {
     /// # Safety
     /// The stream is live, and until it has done the pass the memory of all views stays valid, outputs untouched.
     pub unsafe fn enqueue(mut self, stream: *mut c_void) -> Result<()> {
-        self.call.start = Start::On(stream);
+        self.call.start = Start::On(stream, None);
         self.run()
     }
 }
@@ -571,7 +585,7 @@ impl<'a> Backward<'a> {
     /// # Safety
     /// As there.
     pub unsafe fn enqueue(mut self, stream: *mut c_void) -> Result<()> {
-        self.call.start = Start::On(stream);
+        self.call.start = Start::On(stream, None);
         self.run()
     }
 }
@@ -610,7 +624,8 @@ impl Plan {
         stream: &'env S,
         body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
     ) -> Result<T> {
-        let scope = Scope { plan: self, stream: stream.raw(), scope: PhantomData, env: PhantomData };
+        let start = Start::On(stream.raw(), stream.device());
+        let scope = Scope { plan: self, start, scope: PhantomData, env: PhantomData };
         let done = catch_unwind(AssertUnwindSafe(|| body(&scope)));
         let waited = stream.wait();
         let done = done.unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -623,7 +638,7 @@ impl Plan {
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     plan: &'env Plan,
-    stream: *mut c_void,
+    start: Start,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -645,7 +660,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         v: impl Into<Option<View<'env>>>,
         out: ViewMut<'env>,
     ) -> Scoped<'scope, Forward<'env>> {
-        Scoped { pass: Forward::new(self.plan, Start::On(self.stream), q, k, v.into(), out), scope: PhantomData }
+        Scoped { pass: Forward::new(self.plan, self.start, q, k, v.into(), out), scope: PhantomData }
     }
 
     /// As [`Context::append`]. What it writes is free to be read when the scope has ended.
@@ -659,7 +674,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     ) -> Scoped<'scope, Append<'env>> {
         let rows = (rows.0, rows.1.into());
         let cache = (cache.0, cache.1.into());
-        Scoped { pass: Append::new(context, Start::On(self.stream), problem, rows, cache, starts), scope: PhantomData }
+        Scoped { pass: Append::new(context, self.start, problem, rows, cache, starts), scope: PhantomData }
     }
 
     /// As [`Sharding::pack`]. What an exchange writes is free to be read when the scope has ended.
@@ -725,7 +740,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 
     fn exchange(&'scope self, exchange: Exchange<'env>) -> Scoped<'scope, Exchange<'env>> {
-        Scoped { pass: exchange.starting(Start::On(self.stream)), scope: PhantomData }
+        Scoped { pass: exchange.starting(self.start), scope: PhantomData }
     }
 
     /// As [`Plan::backward`].
@@ -735,7 +750,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         dout: View<'env>,
         gradients: Gradients<'env>,
     ) -> Scoped<'scope, Backward<'env>> {
-        Scoped { pass: Backward::new(self.plan, Start::On(self.stream), saved, dout, gradients), scope: PhantomData }
+        Scoped { pass: Backward::new(self.plan, self.start, saved, dout, gradients), scope: PhantomData }
     }
 }
 
@@ -841,9 +856,13 @@ mod tests {
         let (one, other) = (std::ptr::null_mut::<u8>().wrapping_add(8).cast(), std::ptr::null_mut());
         let memory = OnStream(vec![0.0; 4], one);
         for view in [View::of(&memory, &[4]).unwrap(), View::of_strided(&memory, &[2], &[2]).unwrap()] {
-            assert!(Start::On(one).check("q", &view).is_ok());
-            let refused = Start::On(other).check("q", &view).unwrap_err();
+            assert!(Start::On(one, None).check("q", &view).is_ok());
+            let refused = Start::On(other, None).check("q", &view).unwrap_err();
             assert_eq!((refused.kind(), refused.argument()), (ErrorKind::State, "q"));
+            // The default streams of all GPUs are NULL, so that a stream does not tell them apart.
+            assert!(Start::On(one, Some(Device::Cuda(0))).check("q", &view).is_ok());
+            let refused = Start::On(one, Some(Device::Cuda(1))).check("q", &view).unwrap_err();
+            assert_eq!((refused.kind(), refused.argument()), (ErrorKind::Device, "q"));
             let refused = Start::Now.check("q", &view).unwrap_err();
             assert_eq!((refused.kind(), refused.argument()), (ErrorKind::State, "q"));
         }

@@ -440,7 +440,7 @@ impl Exchange<'_> {
     /// The stream is live, and until it has done so the memory of all views stays valid, what is written untouched but by
     /// what is enqueued on it.
     pub unsafe fn enqueue(self, stream: *mut c_void) -> Result<()> {
-        self.starting(Start::On(stream)).run()
+        self.starting(Start::On(stream, None)).run()
     }
 }
 
