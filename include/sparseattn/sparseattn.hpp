@@ -302,6 +302,11 @@ ViewOf<detail::element_of<Container>> view(Container& values) {
     const int64_t size = int64_t(values.size());
     return {values.data(), element<std::remove_const_t<detail::element_of<Container>>>::dtype, &size, nullptr, 1};
 }
+// A whole array of C, as one axis.
+template <class T, std::size_t count>
+ViewOf<T> view(T (&values)[count]) {
+    return view(values, {int64_t(count)});
+}
 // A span that nobody keeps, as a part of another: its memory stays.
 template <class Span, std::enable_if_t<detail::is_span<Span>::value, int> = 0>
 ViewOf<detail::element_of<Span>> view(Span&& values) {
@@ -321,7 +326,8 @@ auto view(const Mdspan& values, Device device = cpu) {
     return ViewOf<T>(values.data_handle(), dtype, shape, strides, int(Mdspan::rank()), device);
 }
 
-// A list of integers as an argument: {0, 3, 8}, a vector of int32_t or int64_t, or a view. Lives as long as the call.
+// A list of integers as an argument: {0, 3, 8}, a vector or an array of int32_t or int64_t, or a view. Lives as long as
+// the call.
 class Numbers : public ConstView {
 public:
     Numbers(std::initializer_list<int64_t> values) {
@@ -336,6 +342,8 @@ public:
         const void* data = values.data();
         set(data ? data : &none, element<T>::dtype, 1, cpu);  // an empty vector has no memory, but is a list
     }
+    template <class T, std::size_t count>
+    Numbers(const T (&values)[count]) : ConstView(view(values)) {}
     Numbers(const ConstView& values) : ConstView(values) {}
 
 private:

@@ -89,6 +89,15 @@ TEST(every_constructor_is_its_text) {
     }
 }
 
+TEST(lists_are_arrays_of_c) {
+    const int32_t narrow[] = {0, 3, 8};
+    int64_t wide[] = {0, 3, 8};
+    CHECK(sa::documents(narrow) == sa::documents({0, 3, 8}) && sa::documents(wide) == sa::documents({0, 3, 8}));
+    CHECK(sa::documents(sa::view(wide)) == sa::documents(wide));
+    CHECK(sa::per_document(sa::causal(), narrow, wide) == sa::per_document(sa::causal(), {0, 3, 8}, {0, 3, 8}));
+    CHECK(sa::xref(narrow) == sa::xref({0, 3, 8}) && sa::documents({0, 3}) != sa::documents({0, 3, 8}));
+}
+
 TEST(patterns_are_values) {
     sa::Pattern one = sa::window(3, 0), other = one, empty;
     CHECK(one == other && one && !empty && empty != one && empty == sa::Pattern());
