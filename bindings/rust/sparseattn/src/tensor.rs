@@ -3,10 +3,11 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys;
 use std::ffi::c_void;
+use std::fmt;
 use std::marker::PhantomData;
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dtype {
     code: u8,
     bits: u8,
@@ -26,6 +27,21 @@ impl Dtype {
 
     pub(crate) fn c(self) -> sys::spattn_dtype {
         sys::spattn_dtype { code: self.code, bits: self.bits, lanes: 1 }
+    }
+}
+
+impl fmt::Debug for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (code, bits) = (self.code, self.bits);
+        match self.code.into() {
+            sys::SPATTN_FLOAT => write!(f, "F{bits}"),
+            sys::SPATTN_BFLOAT => write!(f, "BF{bits}"),
+            sys::SPATTN_INT => write!(f, "I{bits}"),
+            sys::SPATTN_UINT => write!(f, "U{bits}"),
+            sys::SPATTN_BOOL if bits == 8 => f.write_str("BOOL"),
+            sys::SPATTN_FLOAT8_E4M3FN => f.write_str("F8_E4M3FN"),
+            _ => write!(f, "Dtype({code}, {bits} bits)"), // of another library's tensor
+        }
     }
 }
 
@@ -548,6 +564,12 @@ fn compact_strides(shape: &[i64]) -> [i64; MAX_AXES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dtypes_show_their_names() {
+        let all = [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E4M3FN, Dtype::I64, Dtype::U8, Dtype::BOOL];
+        assert_eq!(format!("{all:?}"), "[F32, F16, BF16, F8_E4M3FN, I64, U8, BOOL]");
+    }
 
     #[test]
     fn views_stay_in_their_slices() {
