@@ -7,6 +7,7 @@ use crate::{sys, Device, Pattern};
 use std::ffi::{c_char, c_void, CStr};
 use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 /// How much a context says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,6 +24,9 @@ type Log = dyn Fn(LogLevel, &str) + Send + Sync;
 /// Whether a call shall end early: asked on the thread that made it.
 type Cancel = dyn Fn() -> bool + Send + Sync;
 
+/// What runs tasks: told how many, and what each of so many calls does.
+type Parallel = dyn Fn(usize, &(dyn Fn() + Sync)) + Send + Sync;
+
 /// How a context shall be.
 #[derive(Clone, Copy, Default)]
 pub struct ContextOptions {
@@ -31,6 +35,7 @@ pub struct ContextOptions {
     plan_cache: i64,
     log: Option<(LogLevel, &'static Log)>,
     cancel: Option<&'static Cancel>,
+    parallel: Option<&'static Parallel>,
 }
 
 impl ContextOptions {
@@ -79,6 +84,18 @@ impl ContextOptions {
         self.cancel = Some(cancel);
         self
     }
+    /// Who runs the tasks of passes on the CPU, in place of threads of the context's own: it is told how many there are,
+    /// up to [`cpu_threads`](Self::cpu_threads), and calls `task` so often, each time for another one, on any of its threads. Tasks that it leaves when it
+    /// returns are run by the thread that made the call, and further calls do nothing. It is kept for ever, as a log is.
+    /// It must not panic (which ends the process) nor use the context that asks. With rayon:
+    ///
+    /// ```text
+    /// options.parallel(&|tasks, task| (0..tasks).into_par_iter().for_each(|_| task()))
+    /// ```
+    pub fn parallel(mut self, run: &'static Parallel) -> Self {
+        self.parallel = Some(run);
+        self
+    }
 }
 
 impl fmt::Debug for ContextOptions {
@@ -89,6 +106,7 @@ impl fmt::Debug for ContextOptions {
             .field("plan_cache", &self.plan_cache)
             .field("log", &self.log.map(|(level, _)| level))
             .field("cancel", &self.cancel.is_some())
+            .field("parallel", &self.parallel.is_some())
             .finish()
     }
 }
@@ -126,6 +144,10 @@ impl Context {
         if let Some(cancel) = options.cancel {
             c.cancel = Some(ask);
             c.cancel_user = Box::into_raw(Box::new(cancel)).cast(); // likewise
+        }
+        if let Some(run) = options.parallel {
+            c.parallel_for = Some(run_all);
+            c.parallel_for_user = Box::into_raw(Box::new(run)).cast(); // likewise
         }
         let mut made = std::ptr::null_mut();
         // SAFETY: the struct is as long as it says.
@@ -194,6 +216,39 @@ unsafe extern "C" fn write(user: *mut c_void, level: i32, text: *const c_char) {
 
 unsafe extern "C" fn ask(user: *mut c_void) -> i32 {
     answer(*user.cast::<&'static Cancel>())
+}
+
+type Body = unsafe extern "C" fn(argument: *mut c_void, task: i64);
+
+unsafe extern "C" fn run_all(user: *mut c_void, tasks: i64, body: Option<Body>, argument: *mut c_void) -> i32 {
+    /// What each thread hands to the body.
+    struct Argument(*mut c_void);
+    // SAFETY: the library wants its tasks run on any threads.
+    unsafe impl Sync for Argument {}
+    impl Argument {
+        fn get(&self) -> *mut c_void {
+            self.0
+        }
+    }
+
+    let (run, argument) = (*user.cast::<&'static Parallel>(), Argument(argument));
+    let Some(body) = body else { return -1 };
+    // Numbers are dealt here, so that no task runs twice or is left out, whatever `run` does.
+    let next = AtomicI64::new(0);
+    let one = || {
+        let task = next.fetch_add(1, Ordering::Relaxed);
+        if task < tasks {
+            // SAFETY: each number below `tasks` comes once, and calls end before this function does: `one` is borrowed.
+            unsafe { body(argument.get(), task) };
+        }
+        task < tasks
+    };
+    let done = catch_unwind(AssertUnwindSafe(|| run(tasks as usize, &|| _ = one())));
+    if done.is_err() {
+        std::process::abort(); // a panic must not cross C
+    }
+    while one() {}
+    0
 }
 
 /// What C gets from who is asked whether a call shall end. A panic must not cross C.

@@ -783,6 +783,26 @@ fn logs() {
 }
 
 #[test]
+fn threads_of_the_program_run_tasks() {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let (q, kv) = operands();
+    let expected = forward(&context().plan(&local(), &problem()).unwrap(), &q, &kv);
+    let with = |run| {
+        let options = ContextOptions::new().device(Device::Cpu).cpu_threads(4).parallel(run);
+        forward(&Context::with(options).unwrap().plan(&local(), &problem()).unwrap(), &q, &kv)
+    };
+    let on_threads = with(&|tasks, task| {
+        ASKED.fetch_add(1, Ordering::Relaxed);
+        std::thread::scope(|threads| (0..tasks).for_each(|_| drop(threads.spawn(task))));
+    });
+    assert_eq!(on_threads, expected);
+    assert!(ASKED.load(Ordering::Relaxed) > 0);
+    // Who runs none of the tasks, or more than there are, changes nothing.
+    assert_eq!(with(&|_, _| ()), expected);
+    assert_eq!(with(&|tasks, task| (0..tasks + 9).for_each(|_| task())), expected);
+}
+
+#[test]
 fn threads_share_handles() {
     let (q, kv) = operands();
     let plan = context().plan(&local(), &problem()).unwrap();
