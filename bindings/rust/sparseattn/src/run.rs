@@ -788,6 +788,19 @@ impl<'scope, 'env: 'scope> Scoped<'scope, Forward<'env>> {
     }
 }
 
+impl<'scope, 'env: 'scope> Scoped<'scope, Exchange<'env>> {
+    /// As [`Exchange::scales`].
+    pub fn scales(mut self, held: (View<'env>, impl Into<Option<View<'env>>>)) -> Self {
+        self.pass = self.pass.scales(held);
+        self
+    }
+    /// As [`Exchange::seen_scales`].
+    pub fn seen_scales(mut self, seen: (ViewMut<'env>, impl Into<Option<ViewMut<'env>>>)) -> Self {
+        self.pass = self.pass.seen_scales(seen);
+        self
+    }
+}
+
 impl<'scope, 'env: 'scope> Scoped<'scope, Append<'env>> {
     /// As [`Append::choose_scales`].
     pub fn choose_scales(mut self, k_scales: ViewMut<'env>, v_scales: impl Into<Option<ViewMut<'env>>>) -> Self {

@@ -341,6 +341,10 @@ fn ranks_bring_float8() {
         let scales = (View::new(k_scales, &shape[..3]).unwrap(), View::new(v_scales, &shape[..3]).unwrap());
         demand(ErrorKind::Null, "k_scales", shardings[i].pack(keys, &mut there[i][0]).run());
         shardings[i].pack(keys, &mut there[i][0]).scales(scales).run().unwrap();
+        let mut in_scope = Buffer::new(there[i][0].len()).unwrap();
+        let plan = shardings[i].plan();
+        plan.scope(&Host, |scope| scope.pack(&shardings[i], keys, &mut in_scope).scales(scales).run()).unwrap();
+        assert_eq!(in_scope[..], there[i][0][..]);
         let peer = shardings[i].peer(1 - i).unwrap();
         assert_eq!(peer.sent.len(), peer.tokens_sent * 2 * HEADS_KV * (DIM + 4));
         assert_eq!(peer.back_sent.len(), peer.tokens_sent * 2 * HEADS_KV * DIM * 2);
@@ -364,7 +368,13 @@ fn ranks_bring_float8() {
         let places =
             (ViewMut::f8_e4m3fn(seen_k, &seen_shape).unwrap(), ViewMut::f8_e4m3fn(seen_v, &seen_shape).unwrap());
         let of_places = (ViewMut::new(of_k, &seen_shape[..3]).unwrap(), ViewMut::new(of_v, &seen_shape[..3]).unwrap());
-        shardings[i].unpack(keys, &there[i][1], places).scales(scales).seen_scales(of_places).run().unwrap();
+        let received = &there[i][1];
+        shardings[i]
+            .plan()
+            .scope(&Host, |scope| {
+                scope.unpack(&shardings[i], keys, received, places).scales(scales).seen_scales(of_places).run()
+            })
+            .unwrap();
         let ([seen_k, seen_v], [of_k, of_v]) = (seen, seen_scales);
         let arriving = take(&dout, &shardings[i].ranges(i).unwrap(), HEADS_KV * DIM);
         let of_rank =
