@@ -26,6 +26,9 @@ pub struct Attention {
     axes: Axes,
     scale: Option<f64>,
     softcap: f64,
+    q_offset: Option<i64>,
+    deterministic: bool,
+    tf32: bool,
     beside: Vec<(Role, Tensor)>,
 }
 
@@ -59,8 +62,17 @@ impl Attention {
     /// Axes as candle's models have them, [`Axes::Bhsd`].
     pub fn new(pattern: Pattern) -> Result<Self> {
         pattern.check().map_err(wrap)?;
-        let (contexts, beside) = (Arc::default(), Vec::new());
-        Ok(Attention { contexts, pattern, axes: Axes::Bhsd, scale: None, softcap: 0.0, beside })
+        Ok(Attention {
+            contexts: Arc::default(),
+            pattern,
+            axes: Axes::Bhsd,
+            scale: None,
+            softcap: 0.0,
+            q_offset: None,
+            deterministic: false,
+            tf32: false,
+            beside: Vec::new(),
+        })
     }
     /// The order of the axes of all operands; `Axes::Thd` has no batch.
     pub fn axes(mut self, axes: Axes) -> Self {
@@ -75,6 +87,21 @@ impl Attention {
     /// Scores become softcap * tanh(score / softcap); 0 is none.
     pub fn softcap(mut self, softcap: f64) -> Self {
         self.softcap = softcap;
+        self
+    }
+    /// The position of the first query in [`Attention::forward`]; `seq_k - seq_q` if not given.
+    pub fn q_offset(mut self, q_offset: i64) -> Self {
+        self.q_offset = Some(q_offset);
+        self
+    }
+    /// Whether results are to be the same bits in every call; on the CPU they always are.
+    pub fn deterministic(mut self, on: bool) -> Self {
+        self.deterministic = on;
+        self
+    }
+    /// Whether f32 products may round their operands to TF32, 11 significant bits, on GPUs whose tensor cores take them.
+    pub fn tf32(mut self, on: bool) -> Self {
+        self.tf32 = on;
         self
     }
     /// A learned sink: one score without a value for each query head, `[heads_q]`, in the softmax of each of its rows.
@@ -122,6 +149,7 @@ impl Attention {
             .dtype(dtype_of(q)?)
             .axes(self.axes)
             .backward(sinks.is_some() || [q, k, v].iter().any(|operand| operand.track_op()));
+        let problem = self.q_offset.map_or(problem, |q_offset| problem.q_offset(q_offset));
         let dsinks = DSinks::default();
         let carrier = sinks.map(|(_, logits)| q.apply_op2(logits, Carrier(dsinks.clone()))).transpose()?;
         let pass = self.pass([q, k, v], problem, beside, dsinks)?;
@@ -218,6 +246,8 @@ impl Attention {
         let mut problem = problem
             .head_dim_v(head_dim_v)
             .softcap(self.softcap)
+            .deterministic(self.deterministic)
+            .tf32(self.tf32)
             .sink_logits(beside.iter().any(|(role, _)| *role == Role::SinkLogits));
         if let Some(scale) = self.scale {
             problem = problem.scale(scale);

@@ -204,6 +204,16 @@ fn decoding_packed_rows_with_sinks() -> Result<()> {
 }
 
 #[test]
+fn queries_from_anywhere() -> Result<()> {
+    open();
+    let (q, k) = (random((1, 2, SEQ, 8)), random((1, 2, SEQ, 8)));
+    let whole = Attention::new(local())?.forward(&q, &k, &k)?;
+    let attention = Attention::new(local())?.q_offset(5).deterministic(true).tf32(true);
+    demand_near(&attention.forward(&q.narrow(2, 5, 9)?, &k, &k)?, &whole.narrow(2, 5, 9)?, 1e-9);
+    Ok(())
+}
+
+#[test]
 fn drafts_are_nodes_of_trees() -> Result<()> {
     open();
     let parents = [-1i64, 0, 0, -1, 2, 1]; // drafts behind the text
