@@ -175,7 +175,7 @@ fn wrong_numbers_and_lists() {
     demand(columns(&causal(), &[[0, 4], [4, 4]], 9).check(), Range, "ranges");
     demand(columns(&causal(), &[[0, 4], [5, 10]], 9).check(), Range, "ranges");
     demand(columns(&causal(), &[[0, 4]], 9).stats(3), Shape, "pattern");
-    demand(columns(&runtime_tokens(8), &[[0, 4]], 9).check(), Unsupported, "pattern");
+    demand(columns(&runtime_tokens(8), &[[0, 4]], 9).check(), Unsupported, "inner");
 }
 
 #[test]
