@@ -85,9 +85,10 @@ impl ContextOptions {
         self
     }
     /// Who runs the tasks of passes on the CPU, in place of threads of the context's own: it is told how many there are,
-    /// up to [`cpu_threads`](Self::cpu_threads), and calls `task` so often, each time for another one, on any of its threads. Tasks that it leaves when it
-    /// returns are run by the thread that made the call, and further calls do nothing. It is kept for ever, as a log is.
-    /// It must not panic (which ends the process) nor use the context that asks. With rayon:
+    /// up to [`cpu_threads`](Self::cpu_threads), and calls `task` so often, each time for another one, on any of its
+    /// threads. Tasks that it leaves when it returns are run by the thread that made the call, and further calls do
+    /// nothing. It is kept for ever, as a log is. It must not panic (which ends the process) nor use the context that
+    /// asks. With rayon:
     ///
     /// ```text
     /// options.parallel(&|tasks, task| (0..tasks).into_par_iter().for_each(|_| task()))
