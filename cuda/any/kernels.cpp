@@ -88,18 +88,19 @@ Cost backward_cost(const Problem& p, const LayoutStats& s, const Machine& machin
     return {launches + by_key.join_us + by_query.join_us + compute_us(cycles, machine), "compute"};
 }
 
-// What a pass over lists takes, read off bf16 lists of 9 to 2,048 keys (H200). An SM fetches rows of each pair from
-// L2, or from what lies nearer, and multiplies beside that; memory gives the rows of each listed key once for heads that
-// share a list.
+// What a pass over lists takes, read off bf16 lists of 9 to 2,048 keys, and off random problems of float32, whose rows
+// are longer (H200). An SM fetches rows of each pair from L2, or from what lies nearer, and multiplies beside that; memory
+// gives the rows of each listed key once for heads that share a list.
 constexpr double fetched_bytes = 20, gather_flops = 48;  // a cycle of an SM
+constexpr double long_fetched_bytes = 28;                // the same of rows of 4 bytes a column and more, forward
 constexpr double widened_column = 0.195;                 // cycles of an SM for a column of float8, read off 8K keys
 constexpr double row_cycles = 390, key_cycles = 1200;    // of an SM: that a row or a key takes beside its pairs
-constexpr double wide_column = 6, wide_column_backward = 20;  // the same of a query row's columns beyond 64
+constexpr double wide_column = 3, wide_column_backward = 20;  // the same of a query row's columns beyond 64
 constexpr double busy_warps = 8;                              // of an SM that does as much as it can; a row has one
 // Rows of one axis, each of which has a warp.
 struct GatherWalk {
     int products_q, products_v;  // over head_dim, over head_dim_v
-    double fetches;              // of both rows of a pair
+    double fetches, rate;        // of both rows of a pair; bytes of them a cycle of an SM
     double rows, row_cycles;
     double longest, latency;     // pairs of the longest row, and cycles that its warp waits for each
 };
@@ -111,7 +112,7 @@ struct GatherWork {
         const double fetched = walk.fetches * double(p.head_dim + p.head_dim_v) * p.key_bytes();
         const double flops_per_cycle = p.dtype == Dtype::f64 ? gather_flops / 3 : gather_flops;
         const double widening = p.float8_cache ? widened_column * double(p.head_dim + p.head_dim_v) : 0;
-        const double pair = std::max({fetched / fetched_bytes, 2 * columns / flops_per_cycle, widening});
+        const double pair = std::max({fetched / walk.rate, 2 * columns / flops_per_cycle, widening});
         const double all = pair * s.pairs + walk.row_cycles * walk.rows, tasks = std::max(walk.rows / busy_warps, 1.0);
         const double longest = std::max(all / tasks, walk.longest * std::max(busy_warps * pair, pair + walk.latency));
         cycles += std::max(all, machine.lanes * longest), bytes += fetched;
@@ -124,7 +125,8 @@ struct GatherWork {
 Cost gather_forward_cost(const Problem& p, const LayoutStats& s, const Machine& machine) {
     const double row = row_cycles + wide_column * std::max(double(p.head_dim) - 64, 0.0);
     GatherWork work;
-    work.add(p, s, machine, {1, 1, 1, double(s.rows), row, s.longest.row, 0});
+    const double rate = p.key_bytes() < 4 ? fetched_bytes : long_fetched_bytes;
+    work.add(p, s, machine, {1, 1, 1, rate, double(s.rows), row, s.longest.row, 0});
     return work.cost(s, machine, 8);
 }
 // By query and by key, where rows lie further apart; before that the lists are brought into the order of keys.
@@ -133,8 +135,8 @@ Cost gather_backward_cost(const Problem& p, const LayoutStats& s, const Machine&
     const double keys = double(p.batch * p.heads_kv * p.seq_k), longest_key = s.longest.across * double(p.group());
     GatherWork work;
     const double row = row_cycles + wide_column_backward * std::max(double(p.head_dim) - 64, 0.0);
-    work.add(p, s, machine, {2, 1, 1.3, double(s.rows), row, s.longest.row, latency});
-    work.add(p, s, machine, {2, 2, 1.8, keys, key_cycles, longest_key, latency});
+    work.add(p, s, machine, {2, 1, 1.3, fetched_bytes, double(s.rows), row, s.longest.row, latency});
+    work.add(p, s, machine, {2, 2, 1.8, fetched_bytes, keys, key_cycles, longest_key, latency});
     return work.cost(s, machine, 40);
 }
 
