@@ -381,6 +381,7 @@ def test_copies_are_the_thing_itself_and_nothing_is_pickled(made):
         (lambda: sa.Plan("full", heads_q=2.0, seq_q=8, head_dim=8), sa.DTypeError, "problem.heads_q"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, scale="1"), sa.DTypeError, "problem.scale"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, dtype="floaty"), sa.DTypeError, "problem.dtype"),
+        (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, dtype=None), sa.DTypeError, "problem.dtype"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, context=3), sa.DTypeError, "context"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, starts=np.zeros(1, int)), sa.DTypeError, "starts"),
         (lambda: sa.Plan("full", heads_q=2, seq_q=8, head_dim=8, sink_logits=np.ones(2)), sa.DTypeError, "sink_logits"),

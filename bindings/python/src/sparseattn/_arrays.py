@@ -92,6 +92,8 @@ def accepted_dtypes(argument: str) -> tuple[str, ...]:
 def read_dtype(dtype: Any, argument: str) -> tuple[Any, tuple[int, int]]:
     """What NumPy makes of a dtype, and its code and bits. Raises DTypeError."""
     try:
+        if dtype is None:
+            raise TypeError  # NumPy takes it for float64
         dtype = np.dtype(dtype)
     except TypeError:
         message = f"argument {argument} is {dtype!r}; accepted: a dtype of NumPy"
