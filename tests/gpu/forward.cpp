@@ -133,6 +133,34 @@ TEST(plain_rows) {
     if (met == 0) check::skip(no_such_cases);
 }
 
+// Queries of zeros take the mean of equal values: all roundings of such a sum go one way. Rows add up 16 to 64 terms before
+// these meet the others, and lose half a unit for each step of either sum at most.
+TEST(long_sums_of_equal_values_lose_little) {
+    NEEDS_GPU();
+    const Context context = make_context();
+    size_t met = 0;
+    for (const std::string& row : forward_rows("any_")) {
+        if (row.find("_f32") == std::string::npos) continue;
+        Case c;
+        c.dtype = abi::f32, c.heads_q = 1, c.seq_q = 16, c.seq_k = 16384, c.head_dim = c.head_dim_v = 16;
+        Truth inputs = make_inputs(c, 5);
+        std::fill(inputs.q.begin(), inputs.q.end(), 0.);
+        std::fill(inputs.v.begin(), inputs.v.end(), double(0.1F));
+        check::context = row;
+        const Force force(row);
+        const Plan plan = make_plan(context, c);
+        if (!plan) continue;
+        Run run(plan, c, inputs);
+        succeed(run.forward(), "forward");
+        cuda(cudaDeviceSynchronize(), "forward");
+        double worst = 0;
+        for (const double x : run.out.read()) worst = std::fmax(worst, std::fabs(x / double(0.1F) - 1));
+        CHECK(worst < 160 * 0x1p-24);
+        ++met;
+    }
+    if (met == 0) check::skip(no_such_cases);
+}
+
 // What they stand for is made for each row, whatever the operands' axes, strides and scales. Of rows that multiply
 // bytes, the tests above have all shapes.
 TEST(operands_of_float8) {
