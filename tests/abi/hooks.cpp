@@ -87,6 +87,13 @@ struct Stopper {
     }
 };
 
+spattn_context_options with_stopper(Stopper& stopper) {
+    auto options = cpu_options();
+    options.cancel = Stopper::ask;
+    options.cancel_user = &stopper;
+    return options;
+}
+
 // Answers of a patient host after which a call is long: the same call, again, is asked at least once whatever else the
 // machine does.
 constexpr int64_t many_answers = 5;
@@ -242,10 +249,8 @@ TEST(a_run_can_be_cancelled) {
     for (const auto& c : cases) {
         check::context = c.pattern;
         Stopper stopper;
-        auto options = cpu_options();
+        auto options = with_stopper(stopper);
         options.cpu_threads = 2;
-        options.cancel = Stopper::ask;
-        options.cancel_user = &stopper;
         const Context context = make_context(options);
         const Pattern pattern = parse(c.pattern);
         auto problem = make_problem();
@@ -283,10 +288,7 @@ TEST(a_backward_run_can_be_cancelled) {
     for (const auto& c : cases) {
         check::context = c.pattern;
         Stopper stopper{.patience = std::numeric_limits<int64_t>::max()};  // while the plan is made, which may take long
-        auto options = cpu_options();
-        options.cancel = Stopper::ask;
-        options.cancel_user = &stopper;
-        const Context context = make_context(options);
+        const Context context = make_context(with_stopper(stopper));
         const Pattern pattern = parse(c.pattern);
         auto p = make_problem();
         p.head_dim_v = p.head_dim, p.heads_kv = p.heads_q;
@@ -317,9 +319,7 @@ TEST(a_plan_can_be_cancelled) {
     auto problem = make_problem();
     problem.flags = SPATTN_PLAN_BACKWARD;
     Stopper stopper;
-    auto options = cpu_options();
-    options.cancel = Stopper::ask;
-    options.cancel_user = &stopper;
+    auto options = with_stopper(stopper);
     options.plan_cache = -1;
     const Context forgetful = make_context(options);
     for (int64_t seq = 1 << 14; seq <= 1 << 24 && stopper.asked < many_answers; seq *= 2) {
@@ -482,9 +482,7 @@ TEST(a_plan_of_many_heads_can_be_cancelled) {
     auto problem = make_problem();
     problem.heads_q = problem.heads_kv = 16;
     Stopper stopper;
-    auto options = cpu_options();
-    options.cancel = Stopper::ask;
-    options.cancel_user = &stopper;
+    auto options = with_stopper(stopper);
     options.plan_cache = -1;
     const Context context = make_context(options);
     for (int64_t batch = 1 << 10; batch <= 1 << 19 && stopper.asked < many_answers; batch *= 2) {
@@ -506,10 +504,7 @@ TEST(a_sharding_of_many_tokens_can_be_cancelled) {
     auto sharding_options = sized<spattn_sharding_options>();
     sharding_options.ranks = 2;
     Stopper stopper;
-    auto options = cpu_options();
-    options.cancel = Stopper::ask;
-    options.cancel_user = &stopper;
-    const Context context = make_context(options);
+    const Context context = make_context(with_stopper(stopper));
     const auto make = [&](spattn_sharding** made) {
         return spattn_sharding_create(context.get(), pattern.get(), &problem, &sharding_options, nullptr, made);
     };
@@ -530,10 +525,7 @@ TEST(a_sharding_of_many_tokens_can_be_cancelled) {
 // Calls of microseconds do not wait for a host's answers.
 TEST(short_runs_do_not_ask) {
     Stopper stopper;
-    auto options = cpu_options();
-    options.cancel = Stopper::ask;
-    options.cancel_user = &stopper;
-    const Context context = make_context(options);
+    const Context context = make_context(with_stopper(stopper));
     const Pattern pattern = parse("window(1,0)");
     auto problem = make_problem();
     problem.seq_q = problem.seq_k = 1;
