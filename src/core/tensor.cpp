@@ -96,7 +96,8 @@ std::array<int64_t, max_axes> tensor_strides(const spattn_tensor& t, const char*
         }
         reach += stride * std::max<int64_t>(t.shape[i] - 1, 0);
     }
-    if (reach > addressable) fail(SPATTN_E_LAYOUT, argument, text("has strides that reach ", reach, " elements far; accepted: up to ", addressable));
+    if (reach > addressable)
+        fail(SPATTN_E_LAYOUT, argument, text("has strides that reach ", reach, " elements far; accepted: up to ", addressable));
     return strides;
 }
 
